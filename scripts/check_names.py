@@ -7,7 +7,8 @@
   - a file or folder that a document names or links to exists, and so does a source of the core that
     a comment names
   - no retired word stands in code, comments or documents (RETIRED has today's words)
-  - no sentence of a comment begins with "So many" or "So much", meaning "this many"
+  - no sentence of a comment begins with "So many", "So much" or "So often", meaning "this many"
+  - no comment and no document has "begin" for a noun ("the begin of a step")
 
 Names are indexed from the text of all sources, which is rough: every word in the body of a class
 counts as a member of it. So a stale name passes while the word is still used in that class; a name
@@ -36,17 +37,27 @@ RETIRED: Mapping[str, str] = {
     "IdlePeriod": "Gap",
     "KeptEviction": "ParkedEvictions",
     "MigrationGate": "ForkLatch",
+    "HomeMarks": "FreeMarks",
     "Migrator": "Evictor",
     "OrderSource": "RequestSource",
     "SlotMigrations": "SlotMover",
     "SlotTimeline": "BinTimeline",
     "SmallBlocks": "MallocUse",
+    "StreamAccess": "LoggedAccess",
     "StreamMigrations": "StreamMover",
+    "StreamTick": "LoggedTick",
     "TickConverter": "TimestampConverter",
+    "TickStream": "TickLog",
+    "VictimRow": "UsesByTick",
+    "claim_for_demotion": "claim_cold",
+    "end_demotion": "release_cold",
     "keeper": "parking extent",
+    "last_period_plan": "last_period_kind",
     "last_use_ticks": "last_use_at",
     "migrator": "evictor",
+    "plan_number": "kind",
     "slot_is_written": "has_copy_below",
+    "split_runs": "split_chunks",
 }
 
 # The files that may say a retired word: the table itself, its tests, and the changelog.
@@ -69,7 +80,8 @@ _PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*)`")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)[^)]*\)")
 _CORE_SOURCE = re.compile(rf"(?<![\w/.-])((?:{'|'.join(LAYERS)})/(?:\w+/)*\w+\.(?:h|cpp))\b")
 _INTRODUCED = re.compile(r"// SPDX[^\n]*\n//\n// (?P<names>\w+(?:, \w+)*): ")
-_SO_MANY = re.compile(r"\bSo (?P<what>many|much)\b")
+_SO_MANY = re.compile(r"\bSo (?P<what>many|much|often)\b")
+_BEGIN = re.compile(r"\b(?:the begins?|(?:its|their|a|any|each|this) begin)\b", re.IGNORECASE)
 _LEFT_OUT_SUFFIXES = ("", ".h", ".cpp", ".py")  # documents may leave these out
 
 
@@ -232,6 +244,12 @@ def check_so_many(path: PurePosixPath, text: str) -> Iterable[Problem]:
             yield Problem(str(path), number, problem)
 
 
+def check_begin(path: PurePosixPath, text: str) -> Iterator[Problem]:
+    for number, line in prose(path, text):
+        if match := _BEGIN.search(line):
+            yield Problem(str(path), number, f"says {match.group()}: a begin is a start")
+
+
 def checks() -> list[Check]:
     """All checks of this file, over the names of all sources."""
     paths = source_files(CPP_SUFFIXES)
@@ -242,4 +260,5 @@ def checks() -> list[Check]:
         check_paths(source_files()),
         check_retired(RETIRED),
         check_so_many,
+        check_begin,
     ]

@@ -227,7 +227,7 @@ def build_environment() -> dict[str, str]:
     if shutil.which("ccache"):
         variables |= {
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-            # Several builds compile the same. Their paths are alike only as seen from their folders.
+            # Several builds compile the same, but paths are alike only as seen from their folders.
             "CCACHE_BASEDIR": str(ROOT),
             # Without this, -g would write each build's folder into its objects.
             "CCACHE_NOHASHDIR": "1",

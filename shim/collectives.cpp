@@ -144,7 +144,7 @@ void hold_until_completed(const WorkPointer& work, tencache_hold* hold) {
   put_back(std::move(entry));
 }
 
-// Note [Groups]: what the calling thread gives NCCL between the begin and the end of a group starts
+// Note [Groups]: what the calling thread gives NCCL between the start and the end of a group starts
 // at the end, and the Work that the end returns stands for all of it. The calls in between return
 // no Work, or one that seems completed. So their tensors are held until that of the group is.
 struct Group {

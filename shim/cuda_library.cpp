@@ -30,12 +30,6 @@ bool has_doors = false;                              // guarded by install_mutex
 PinnedAllocator* the_pinned_allocator = nullptr;     // likewise; once made, never destroyed
 std::atomic<CudaAllocator*> the_allocator{nullptr};  // likewise, but any thread reads it
 
-// Needs no engine: pinned memory belongs to no GPU.
-tencache_pinned* open_pinned_memory(int ordinal, tencache_error* error) {
-  const tencache_pinned_config config = {.ordinal = ordinal, .budget_bytes = 0};
-  return tencache_pinned_open(&config, error);
-}
-
 int fail(int code, const std::string& message, tencache_error* error) {
   if (error != nullptr) {
     error->code = code;
@@ -78,7 +72,7 @@ int install(tencache_error* error) {
   if (code != TENCACHE_OK) return code;
   if (the_pinned_allocator == nullptr) {
     the_pinned_allocator =
-        new PinnedAllocator(torch_cuda_calls(), &open_pinned_memory, present_pinned_allocator());
+        new PinnedAllocator(torch_cuda_calls(), &tencache_pinned_open, present_pinned_allocator());
   }
   install_cuda_doors(*the_allocator.load(), torch_cuda_calls());
   install_pinned_door(*the_pinned_allocator);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The gate's eyes: two global RecordFunction callbacks. The first sees every operator that the
-// dispatcher calls, on every thread, forward and backward, and opens and closes the gate around it.
-// It is off until the runtime arms, so a program that fits its budget pays nothing. The second sees
-// only the marks that torch.optim sets around Optimizer.step; it costs nothing per op and is on
-// from the start.
+// Two global RecordFunction callbacks that tell the gate of ops and of optimizer steps. The first
+// sees every operator that the dispatcher calls, on every thread, forward and backward, and opens
+// and closes the gate around it. It is off until the runtime arms, so a program that fits its
+// budget pays nothing. The second sees only the marks that torch.optim sets around Optimizer.step;
+// it costs nothing per op and is on from the start.
 //
 // Events that are not operators (autograd nodes, Python custom Functions, profiler marks) are
 // skipped at their start and at their end: they may end out of order or on another thread. An

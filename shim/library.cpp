@@ -81,7 +81,7 @@ std::string describe() {
     json["left_alone"].push_back({{"name", each.name}, {"reason", each.reason}});
   }
   json["split_calls"] = split_counts().calls;
-  json["split_runs"] = split_counts().runs;
+  json["split_chunks"] = split_counts().chunks;
   json["collectives"] = collective_count();
   json["pending_collectives"] = pending_collectives();
   json["known_operators"] = operator_count();

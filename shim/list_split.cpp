@@ -33,7 +33,7 @@ using Values = c10::ArrayRef<c10::IValue>;
 // The kernels write these counts, any thread reads them. Each is exact; together they may be of
 // different moments.
 std::atomic<uint64_t> calls_cut{0};
-std::atomic<uint64_t> runs_made{0};
+std::atomic<uint64_t> chunks_made{0};
 
 bool is_list_of(const c10::Type& type, c10::TypeKind element) {
   if (type.kind() != c10::TypeKind::ListType) return false;
@@ -75,8 +75,8 @@ std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan
   } else if (is_list_of(type, c10::TypeKind::NumberType)) {
     plan->arguments.push_back(ArgumentRole::kScalarList);
   } else if (is_tensor(type)) {
-    // found_inf collects "any tensor was not finite", so each run can add to it. Any other written
-    // tensor could depend on all tensors at once.
+    // found_inf collects "any tensor was not finite", so each chunk can add to it. Any other
+    // written tensor could depend on all tensors at once.
     if (is_written && argument.name() != "found_inf") {
       return "writes the tensor argument " + argument.name();
     }
@@ -109,12 +109,12 @@ std::string plan_return(const c10::FunctionSchema& schema, const c10::Argument& 
   return "returns " + type.str() + (name.empty() ? "" : " " + name) + ", which has no rule";
 }
 
-// Cuts the lists into runs, by the bytes of the tensors at each position of all lists.
-class RunFinder {
+// Cuts the lists into chunks, by the bytes of the tensors at each position of all lists.
+class ChunkFinder {
  public:
-  RunFinder(const SplitPlan& plan, Values arguments) : plan_(plan), arguments_(arguments) {}
+  ChunkFinder(const SplitPlan& plan, Values arguments) : plan_(plan), arguments_(arguments) {}
 
-  /// The ends of the runs, in order. Each run holds at least one position.
+  /// The ends of the chunks, in order. Each chunk holds at least one position.
   std::vector<size_t> find(uint64_t bytes_max) {
     const size_t length = arguments_[plan_.leading_argument].toListRef().size();
     const uint64_t whole_bytes = bytes_of_whole_tensors();
@@ -169,7 +169,7 @@ class RunFinder {
 };
 
 // Whether the list that is written last ("out") shares memory with another position of any list, or
-// holds the same memory twice. Then a run could overwrite what a later run still reads.
+// holds the same memory twice. Then a chunk could overwrite what a later chunk still reads.
 bool out_overlaps(const SplitPlan& plan, Values arguments) {
   std::unordered_map<const void*, size_t> position_of_out;
   for (const size_t index : plan.out_arguments) {
@@ -243,29 +243,29 @@ c10::IValue cut_list(const c10::IValue& value, size_t begin, size_t end) {
 }
 
 torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t begin, size_t end) {
-  torch::jit::Stack run;
-  run.reserve(arguments.size());
+  torch::jit::Stack chunk;
+  chunk.reserve(arguments.size());
   for (size_t index = 0; index < arguments.size(); ++index) {
     const c10::IValue& value = arguments[index];
     switch (plan.arguments[index]) {
       case ArgumentRole::kTensorList:
       case ArgumentRole::kScalarList:
-        run.push_back(cut_list(value, begin, end));
+        chunk.push_back(cut_list(value, begin, end));
         break;
       case ArgumentRole::kScalarsTensor:
-        run.emplace_back(value.toTensor().narrow(0, static_cast<int64_t>(begin),
-                                                 static_cast<int64_t>(end - begin)));
+        chunk.emplace_back(value.toTensor().narrow(0, static_cast<int64_t>(begin),
+                                                   static_cast<int64_t>(end - begin)));
         break;
       case ArgumentRole::kTensor:
       case ArgumentRole::kOther:
-        run.push_back(value);
+        chunk.push_back(value);
         break;
     }
   }
-  return run;
+  return chunk;
 }
 
-// While it lives, the runtime knows what the runs of a call access.
+// While it lives, the runtime knows what the chunks of a call access.
 class Expectation {
  public:
   explicit Expectation(const AccessList& accesses) {
@@ -324,28 +324,28 @@ class ListSplitKernel final : public c10::OperatorKernel {
     // Take the arguments off the caller's stack, which gets the results instead.
     const std::vector<c10::IValue> kept(arguments.begin(), arguments.end());
     torch::jit::drop(*stack, count);
-    call_in_runs(op, below, kept, bytes_max, stack);
+    call_in_chunks(op, below, kept, bytes_max, stack);
   }
 
  private:
-  void call_in_runs(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                    std::vector<c10::IValue> arguments, uint64_t bytes_max,
-                    torch::jit::Stack* results) const {
-    const std::vector<size_t> ends = RunFinder(plan_, arguments).find(bytes_max);
+  void call_in_chunks(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                      std::vector<c10::IValue> arguments, uint64_t bytes_max,
+                      torch::jit::Stack* results) const {
+    const std::vector<size_t> ends = ChunkFinder(plan_, arguments).find(bytes_max);
     calls_cut.fetch_add(1, std::memory_order_relaxed);
-    runs_made.fetch_add(ends.size(), std::memory_order_relaxed);
+    chunks_made.fetch_add(ends.size(), std::memory_order_relaxed);
     std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
     const Expectation expectation(accesses_by_position(arguments));
     size_t begin = 0;
     for (const size_t end : ends) {
-      torch::jit::Stack run = cut_arguments(plan_, arguments, begin, end);
+      torch::jit::Stack chunk = cut_arguments(plan_, arguments, begin, end);
       {
         AccessList& accesses = cleared_thread_accesses();
-        add_arguments(info_, run, accesses);
+        add_arguments(info_, chunk, accesses);
         const GateScope gate(info_.number, accesses);
-        op.redispatchBoxed(keys, &run);
+        op.redispatchBoxed(keys, &chunk);
       }
-      take_results(run, &arguments, &joined);
+      take_results(chunk, &arguments, &joined);
       begin = end;
     }
     for (size_t index = 0; index < plan_.returns.size(); ++index) {
@@ -355,7 +355,7 @@ class ListSplitKernel final : public c10::OperatorKernel {
     }
   }
 
-  // The lists' tensors in the order in which runs name them.
+  // The lists' tensors in the order in which chunks name them.
   const AccessList& accesses_by_position(Values arguments) const {
     AccessList& accesses = cleared_thread_accesses();
     const size_t length = arguments[plan_.leading_argument].toListRef().size();
@@ -369,18 +369,18 @@ class ListSplitKernel final : public c10::OperatorKernel {
     return accesses;
   }
 
-  void take_results(const torch::jit::Stack& run, std::vector<c10::IValue>* arguments,
+  void take_results(const torch::jit::Stack& chunk, std::vector<c10::IValue>* arguments,
                     std::vector<c10::List<at::Tensor>>* joined) const {
     AccessList& accesses = cleared_thread_accesses();
     for (size_t index = 0; index < plan_.returns.size(); ++index) {
       const ReturnRole& role = plan_.returns[index];
       if (role.is_list) {
-        for (const c10::IValue& tensor : run[index].toListRef()) {
+        for (const c10::IValue& tensor : chunk[index].toListRef()) {
           (*joined)[index].push_back(tensor.toTensor());
         }
-        add_value(run[index], TENCACHE_NAME, accesses);
+        add_value(chunk[index], TENCACHE_NAME, accesses);
       } else {
-        (*arguments)[role.threaded_argument] = run[index];
+        (*arguments)[role.threaded_argument] = chunk[index];
       }
     }
     // Only what an op has named may go cold. No op has named these results yet, although they are
@@ -467,7 +467,7 @@ void install_list_split() {
 }
 
 SplitCounts split_counts() {
-  return {calls_cut.load(std::memory_order_relaxed), runs_made.load(std::memory_order_relaxed)};
+  return {calls_cut.load(std::memory_order_relaxed), chunks_made.load(std::memory_order_relaxed)};
 }
 
 const std::vector<std::string>& split_operators() { return split_names(); }

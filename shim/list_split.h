@@ -3,9 +3,9 @@
 // Multi-tensor operators (_foreach_*, _fused_*, _amp_foreach_*) name a whole model at once, so no
 // budget could hold the tensors of one call. We find them in the dispatcher by their schemas and
 // give each a kernel at the dispatch key BackendSelect, below autograd and above the backends. That
-// kernel cuts the lists into runs whose extents fit a share of the budget. It calls the backend's
-// own kernel once per run, with the gate open for that run. The results have the same bits, because
-// these operators work tensor by tensor, in order.
+// kernel cuts the lists into chunks whose extents fit a share of the budget. It calls the backend's
+// own kernel once per chunk, with the gate open for that chunk. The results have the same bits,
+// because these operators work tensor by tensor, in order.
 //
 // The rules are read from the schema once (make_split_plan) and checked against the values at each
 // call:
@@ -15,7 +15,8 @@
 //   other Tensor        passed whole; at most one element, or the call is not split
 //   scalars, options    passed whole
 //   returned Tensor[]   concatenated
-//   returned Tensor     only as "<argument>_out": what one run returns is that argument of the next
+//   returned Tensor     only as "<argument>_out": what one chunk returns is that argument of the
+//                       next
 //   Tensor[] "out"      filled after all has been read: not split when it shares memory with inputs
 // An operator that breaks a rule is left alone, with the reason; it then passes the gate as a
 // whole.
@@ -39,7 +40,7 @@ enum class ArgumentRole : uint8_t { kTensorList, kScalarList, kScalarsTensor, kT
 
 struct ReturnRole {
   bool is_list = false;
-  size_t threaded_argument = 0;  // for a Tensor: the argument that it becomes in the next run
+  size_t threaded_argument = 0;  // for a Tensor: the argument that it becomes in the next chunk
 };
 
 /// How the arguments and returns of one list operator are cut and joined.
@@ -62,10 +63,10 @@ struct LeftAlone {
   std::string reason;
 };
 
-/// How many calls were cut so far, and into how many runs.
+/// How many calls were cut so far, and into how many chunks.
 struct SplitCounts {
   uint64_t calls;
-  uint64_t runs;
+  uint64_t chunks;
 };
 SplitCounts split_counts();
 

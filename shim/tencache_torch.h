@@ -41,7 +41,7 @@ TENCACHE_API uint32_t tencache_torch_depth(void);
 TENCACHE_API void tencache_torch_close_to(uint32_t depth);
 
 /* Describes the installation as JSON: {torch, backend, installed, split: [names], left_alone:
- * [{name, reason}], split_calls, split_runs, collectives, pending_collectives, known_operators}.
+ * [{name, reason}], split_calls, split_chunks, collectives, pending_collectives, known_operators}.
  * Writes as much as fits, always terminated; returns the size needed, terminator included. */
 TENCACHE_API size_t tencache_torch_describe_json(char* buffer, size_t bytes);
 

@@ -328,7 +328,7 @@ void Runtime::announce_first_spill(Engine* engine, const std::string& reason,
   Learner* const learner = engine != nullptr ? engine->learner() : nullptr;
   const LearnerSummary summary = learner != nullptr ? learner->summary() : LearnerSummary();
   std::string text = "tensors that were not used for the longest time go to " + target;
-  if (summary.following.plan_number != 0) {
+  if (summary.following.kind != 0) {
     text = "tensors that the plan needs last go to " + target +
            " from now on, and come back ahead of their use";
   } else if (summary.stored_ticks > 0) {

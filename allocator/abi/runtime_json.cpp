@@ -75,7 +75,7 @@ Json plan_json(Learner* learner) {
   const Following& following = summary.following;
   const double seen = static_cast<double>(std::max<uint64_t>(following.ticks_seen, 1));
   Json json = {{"kinds", summary.kinds},
-               {"kind", following.plan_number},
+               {"kind", following.kind},
                {"periods", following.periods},
                {"coverage", static_cast<double>(following.ticks_followed) / seen},
                {"ticks_seen", following.ticks_seen},
@@ -94,7 +94,7 @@ Json plan_json(Learner* learner) {
                       {"ticks_followed", following.stored_ticks_followed}};
   }
   if (summary.learned == nullptr) return json;
-  if (following.last_period_plan == summary.learned->number) {
+  if (following.last_period_kind == summary.learned->number) {
     json["step_s"] = seconds(following.last_times.median_ns());
     json["timed_periods"] = following.last_times.count();
   }

@@ -28,14 +28,9 @@ typedef struct tencache_pinned tencache_pinned;
 
 /* ---- Life ----------------------------------------------------------------------------------- */
 
-typedef struct tencache_pinned_config {
-  int ordinal;           /* of the GPU next to which the memory shall lie */
-  uint64_t budget_bytes; /* 0: what the machine has left when memory is needed */
-} tencache_pinned_config;
-
-/* NULL with *error filled if there is no such GPU, or no CUDA. */
-TENCACHE_API tencache_pinned* tencache_pinned_open(const tencache_pinned_config* config,
-                                                   tencache_error* error);
+/* The memory lies next to the GPU `ordinal`. NULL with *error filled if there is no such GPU, or no
+ * CUDA. */
+TENCACHE_API tencache_pinned* tencache_pinned_open(int ordinal, tencache_error* error);
 /* For tests; a program keeps its memory until it ends. Waits for streams that still use freed
  * memory. REQUIRES: all memory was freed, and no thread uses it. */
 TENCACHE_API void tencache_pinned_close(tencache_pinned* pinned);
@@ -43,8 +38,7 @@ TENCACHE_API void tencache_pinned_close(tencache_pinned* pinned);
 /* ---- Memory --------------------------------------------------------------------------------- */
 
 /* Allocates memory at a multiple of 4096, contents undefined. NULL with *error filled on failure:
- * TENCACHE_OUT_OF_MEMORY at the budget, or where the machine has none left, after waiting for
- * streams. bytes > 0. */
+ * TENCACHE_OUT_OF_MEMORY where the machine has none left, after waiting for streams. bytes > 0. */
 TENCACHE_API void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes,
                                             tencache_error* error);
 /* Frees an allocation; copies that were queued before may still use it. The address must be one
@@ -56,9 +50,8 @@ TENCACHE_API void tencache_pinned_free(tencache_pinned* pinned, void* address);
  * TENCACHE_OK), or if it cannot be noted. */
 TENCACHE_API int tencache_pinned_record_stream(tencache_pinned* pinned, const void* address,
                                                int ordinal, void* stream, tencache_error* error);
-/* Checks which streams are done with freed memory. Waits for none. */
-TENCACHE_API void tencache_pinned_poll(tencache_pinned* pinned);
-/* Does the same, and gives unused memory back to the system. */
+/* Checks which streams are done with freed memory, without waiting, and gives unused memory back to
+ * the system. */
 TENCACHE_API void tencache_pinned_trim(tencache_pinned* pinned);
 
 /* ---- Private pools (CUDA graphs) ------------------------------------------------------------ */

@@ -18,7 +18,7 @@
 //                                 across fallocate, or while memory is mapped, pinned and unpinned
 //   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
-//                                 Moments, StreamQuarantine, HomeMarks, FramePool, StreamNumbers
+//                                 Moments, StreamQuarantine, FreeMarks, FramePool, StreamNumbers
 //                                 and of the list of all StreamNumbers
 //  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
 // The log takes no lock.

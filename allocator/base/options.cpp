@@ -246,7 +246,7 @@ constexpr std::array<Row, 24> kRows = {{
      [](const Options& o) { return format_path(o.stats_path, kOff); }},
     {{"trace", "path", "",
       "File that receives the newest events as JSON lines when the program ends: up to 5 MiB for "
-      "each thread that runs ops, and 10 MiB for moves. With several GPUs it is that of the one "
+      "each thread that runs ops, and 10 MiB for moves. With several GPUs it covers the one "
       "used first."},
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},

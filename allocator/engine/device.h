@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device: the ground of an engine, i.e. the memory of one device with its budget, the tiers below
-// it, and how bytes move between them. Gate, evictor, prefetcher, learning and planning are the
+// Device: what an engine runs on: the memory and the budget of one device, the tiers below it, and
+// the code that moves bytes between them. Gate, evictor, prefetcher, learning and planning are the
 // same over any device. There are two kinds, CpuDevice (engine/cpu_device.h) and CudaDevice
 // (engine/cuda_device.h). Each adds members that only its own callers need.
 //
@@ -68,12 +68,12 @@ class Device {
   /// Measures what plans count with. Once, with the engine in place, before the program uses it.
   virtual Status measure() { return Status::ok(); }
 
-  /// A fork is about to be done; no migration is under way until the parent is told that it was.
+  /// Call before fork(). Nothing moves until after_fork_in_parent().
   virtual void before_fork() = 0;
   virtual void after_fork_in_parent() = 0;
 
  protected:
-  /// All of the budget may be used unnoticed until an engine says from where on it wants to hear.
+  /// The attention mark begins at the full budget; the engine lowers it.
   explicit Device(uint64_t budget_bytes)
       : budget_(budget_bytes, budget_bytes, stats_.peak_device_bytes) {}
 

@@ -19,6 +19,7 @@ namespace {
 Mutex g_engines_mutex;
 std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
 Mutex g_fork_mutex;
+thread_local bool t_has_fork_locks = false;  // from before_fork() on
 
 }  // namespace
 
@@ -164,7 +165,8 @@ void Engine::list_for_forks() {
 // malloc from then on, no gate, no evictor (its thread is not copied). Where tencache itself ends
 // the process, the thread that forks may hold any lock, and the latch.
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  if (is_ending()) return;
+  t_has_fork_locks = !is_ending();
+  if (!t_has_fork_locks) return;
   g_engines_mutex.lock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
@@ -177,7 +179,7 @@ void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
 }
 
 void Engine::after_fork_in_parent() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
-  if (is_ending()) return;
+  if (!t_has_fork_locks) return;
   g_fork_mutex.unlock();
   for (Engine* engine : g_engines) {
     if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
@@ -194,7 +196,7 @@ void Engine::after_fork_in_child() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     engine->heap().become_passive();
     engine->gate_->become_passive();
   }
-  if (is_ending()) return;
+  if (!t_has_fork_locks) return;
   g_fork_mutex.unlock();
   g_engines_mutex.unlock();
 }

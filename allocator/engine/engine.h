@@ -78,8 +78,8 @@ class Engine final : private PlanSink {
     gate_->open(op, accesses, device_->set_of(stream));
   }
 
-  /// The calling thread is about to name these, op by op, in this order: the runs of one call. An
-  /// empty row takes back its last one.
+  /// The calling thread is about to name these, op by op, in this order: the chunks of one call. An
+  /// empty sequence takes back its last one.
   void expect(std::span<const Access> accesses);
   /// As Heap::admit().
   Status admit(std::span<const Access> accesses);

@@ -10,20 +10,20 @@ namespace {
 
 using Row = std::span<const uint64_t>;
 
-// This many equal entries in a row are taken for the same place of both rows.
+// This many equal entries in a row are taken for the same place of both sequences.
 constexpr size_t kRun = 4;
-// At most this many entries are left out at once, of both rows together. The search for the next
-// run takes the square of that.
+// At most this many entries are left out at once, of both sequences together. The search for the
+// next run takes the square of that.
 constexpr size_t kLeftOutMax = 1024;
 
-/// Rows that are shorter than a run must be equal to their ends.
+/// Sequences that are shorter than a run must be equal to their ends.
 bool begin_alike(Row a, Row b) {
   const size_t count = std::min({kRun, a.size(), b.size()});
   if (count < kRun && a.size() != b.size()) return false;
   return std::ranges::equal(a.first(count), b.first(count));
 }
 
-/// How many entries of each row to leave out; nullopt where no run follows.
+/// How many entries of each sequence to leave out; nullopt where no run follows.
 std::optional<std::pair<size_t, size_t>> next_run(Row a, Row b) {
   for (size_t left_out = 1; left_out <= kLeftOutMax; ++left_out) {
     for (size_t of_a = 0; of_a <= left_out; ++of_a) {

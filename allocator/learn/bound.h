@@ -30,7 +30,7 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 ///
 /// Window. It lasts from the moment at which the op before it ends to the moment at which its last
 /// op ends.
-///  - Reads. At its begin at most B bytes are on the device, and those that the op before it names
+///  - Reads. At its start at most B bytes are on the device, and those that the op before it names
 ///    are among them. So of the bytes that the window names and does not allocate, only what fits
 ///    beside those is there. The others are read, before the last op computes.
 ///  - Writes. Take the tensors that the window writes or allocates and that exist when its last op
@@ -40,7 +40,8 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 ///  - Disk. Both counts, with B + H bytes for what need not be on the disk.
 /// A link takes the bytes over its speed; one that is half duplex takes the sum for reads and
 /// writes. Nothing that moves in one window moves in the next, so the times of consecutive windows
-/// add up. The bound is the longest row of windows (learn/window_bound.h), or the whole period.
+/// add up. The bound is the longest sequence of windows (learn/window_bound.h), or the whole
+/// period.
 ///
 /// What it leaves out: that a link idles while there is no room, costs per move, processor time.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);

@@ -14,55 +14,53 @@ namespace {
 // Enough that no single repetition decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsComparedMax = 16;
 
-uint64_t bytes_named(const StreamTick& tick) {
+uint64_t bytes_named(const LoggedTick& tick) {
   uint64_t bytes = 0;
-  for (const StreamAccess& access : tick.accesses) bytes += access.bytes;
+  for (const LoggedAccess& access : tick.accesses) bytes += access.bytes;
   return bytes;
 }
 
 /// Whether an op took as long in both ticks, as far as its digest and bytes tell.
-bool is_alike(const StreamTick& a, const StreamTick& b) {
+bool is_alike(const LoggedTick& a, const LoggedTick& b) {
   return TickDigest::with_size(a.digest, bytes_named(a)) ==
          TickDigest::with_size(b.digest, bytes_named(b));
 }
 
 // Nullopt for the newest tick of all, which has not ended yet. Rings of several threads are read
-// one after another, so a tick may have begun before the one that it follows in the stream.
-std::optional<uint64_t> lasted_ns(const TickStream& stream, const TimestampLine& clock,
-                                  uint64_t number) {
-  if (number + 1 >= stream.end()) return std::nullopt;
-  const StreamTick& tick = stream.tick(number);
+// one after another, so a tick may have begun before the one that it follows in the log.
+std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock, uint64_t number) {
+  if (number + 1 >= log.end()) return std::nullopt;
+  const LoggedTick& tick = log.tick(number);
   const uint64_t begin_ns = clock.ns_since_start(tick.begun_at) + tick.wait_ns;
-  const uint64_t end_ns = clock.ns_since_start(stream.tick(number + 1).begun_at);
+  const uint64_t end_ns = clock.ns_since_start(log.tick(number + 1).begun_at);
   return end_ns - std::min(end_ns, begin_ns);
 }
 
 // At its end a program does what it does between steps, like reading data or saving a checkpoint.
 // So for the newest tick of all the two before it count.
-uint64_t host_ns(const TickStream& stream, const PeriodPlace& place, const TimestampLine& clock,
+uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number, uint64_t counterpart) {
-  const std::optional<uint64_t> newest_ns = lasted_ns(stream, clock, number);
+  const std::optional<uint64_t> newest_ns = lasted_ns(log, clock, number);
   if (counterpart == kUnknownTick) return newest_ns.value_or(0);
-  const uint64_t earlier_ns = *lasted_ns(stream, clock, counterpart);
+  const uint64_t earlier_ns = *lasted_ns(log, clock, counterpart);
   if (newest_ns) {
     // A batch of another size takes another time.
-    if (!is_alike(stream.tick(number), stream.tick(counterpart))) return *newest_ns;
+    if (!is_alike(log.tick(number), log.tick(counterpart))) return *newest_ns;
     return std::min(*newest_ns, earlier_ns);
   }
-  if (counterpart < stream.begin() + place.length) return earlier_ns;
+  if (counterpart < log.begin() + place.length) return earlier_ns;
   const uint64_t oldest = counterpart - place.length;
-  if (!is_alike(stream.tick(oldest), stream.tick(counterpart))) return earlier_ns;
-  return std::min(earlier_ns, *lasted_ns(stream, clock, oldest));
+  if (!is_alike(log.tick(oldest), log.tick(counterpart))) return earlier_ns;
+  return std::min(earlier_ns, *lasted_ns(log, clock, oldest));
 }
 
 // Nullopt when none of the repetitions measured the op.
-std::optional<uint64_t> measured_ns(const TickStream& stream, const PeriodPlace& place,
-                                    uint64_t number) {
+std::optional<uint64_t> measured_ns(const TickLog& log, const PeriodPlace& place, uint64_t number) {
   std::vector<uint64_t> times;
   for (uint64_t back = 0; back < kRepetitionsComparedMax; ++back) {
-    if (number < stream.begin() + back * place.length) break;
-    const StreamTick& tick = stream.tick(number - back * place.length);
-    if (tick.device_ns && is_alike(tick, stream.tick(number))) times.push_back(*tick.device_ns);
+    if (number < log.begin() + back * place.length) break;
+    const LoggedTick& tick = log.tick(number - back * place.length);
+    if (tick.device_ns && is_alike(tick, log.tick(number))) times.push_back(*tick.device_ns);
   }
   if (times.empty()) return std::nullopt;
   const auto quartile = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 4);
@@ -94,7 +92,7 @@ struct Measured {
 
 }  // namespace
 
-std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
+std::vector<uint64_t> compute_times(const TickLog& log, const PeriodPlace& place,
                                     const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock) {
   std::vector<std::optional<uint64_t>> measured;
@@ -103,9 +101,9 @@ std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace&
   Measured all;
   uint64_t start_ns = std::numeric_limits<uint64_t>::max();
   for (uint64_t number = place.begin; number < place.begin + place.length; ++number) {
-    measured.push_back(measured_ns(stream, place, number));
+    measured.push_back(measured_ns(log, place, number));
     if (!measured.back()) continue;
-    const StreamTick& tick = stream.tick(number);
+    const LoggedTick& tick = log.tick(number);
     const uint64_t bytes = bytes_named(tick);
     by_size[TickDigest::with_size(tick.digest, bytes)].add(*measured.back(), bytes);
     by_name[tick.op].add(*measured.back(), bytes);
@@ -116,9 +114,9 @@ std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace&
   times.reserve(place.length);
   for (uint64_t index = 0; index < place.length; ++index) {
     const uint64_t number = place.begin + index;
-    const StreamTick& tick = stream.tick(number);
+    const LoggedTick& tick = log.tick(number);
     if (!all.is_known()) {
-      times.push_back(host_ns(stream, place, clock, number, counterparts[index]));
+      times.push_back(host_ns(log, place, clock, number, counterparts[index]));
     } else if (measured[index]) {
       times.push_back(*measured[index]);
     } else if (const Measured& alike =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// compute_times(): how long each op of a period computes, to the begin of the next one, without
+// compute_times(): how long each op of a period computes, to the start of the next one, without
 // waiting for memory.
 //
 // Where ops are done when they return, the host's clock tells: an op takes the lesser of the last
@@ -11,7 +11,7 @@
 //   - the mean of the ops in the period with the same digest and about as many bytes;
 //   - the least that any op takes, plus what ops of its name take per byte beyond that;
 //   - the mean of all ops.
-// Pure functions of the stream.
+// Pure functions of the log.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@
 
 #include "base/clock.h"
 #include "learn/period.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 namespace tencache {
 
 /// Returns times by tick of the copy at `place`. `counterparts` names, for each, the tick before
 /// the copy that corresponds to it, or kUnknownTick.
-std::vector<uint64_t> compute_times(const TickStream& stream, const PeriodPlace& place,
+std::vector<uint64_t> compute_times(const TickLog& log, const PeriodPlace& place,
                                     const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock);
 

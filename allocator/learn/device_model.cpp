@@ -31,7 +31,7 @@ void DeviceModel::begin_life() {
     if (is_fixed || used_bytes_ + bytes_of(tensor) <= machine_.budget_bytes) {
       states_[tensor].place = Place::kResident;
       used_bytes_ += bytes_of(tensor);
-      may_leave(tensor);
+      add_victim(tensor);
     } else {
       if (host_) (void)host_->take_room(tensor, 0);
       become_cold(tensor);
@@ -58,7 +58,7 @@ void DeviceModel::need_no_longer() {
   for (const TraceIndex::Needed& needed : index_.needed_at(tick_)) {
     is_needed_now_[needed.tensor] = 0;
     if (victim_ != Victim::kFarthestNextUse) {
-      may_leave(needed.tensor);
+      add_victim(needed.tensor);
     } else if (states_[needed.tensor].place == Place::kResident) {
       victims_.add_at(needed.tensor, needed.place);
     }
@@ -304,7 +304,7 @@ bool DeviceModel::await_fetch() {
   const uint32_t tensor = first->tensor;
   now_ns_ = std::max(now_ns_, first->done_ns);
   arrive(tensor);
-  may_leave(tensor);
+  add_victim(tensor);
   return true;
 }
 
@@ -316,7 +316,7 @@ bool DeviceModel::is_on_its_way(const UnderWay& fetch) const {
 // ---- States of a tensor ------------------------------------------------------------------------
 
 // Called when the tensor may have become able to leave.
-void DeviceModel::may_leave(uint32_t tensor) {
+void DeviceModel::add_victim(uint32_t tensor) {
   const TensorState& state = states_[tensor];
   if (state.place != Place::kResident || is_needed_now_[tensor] != 0) return;
   if (!uses_.is_named(tensor)) return;
@@ -333,7 +333,7 @@ void DeviceModel::stay(uint32_t tensor) {
   states_[tensor].place = Place::kResident;
   lose_copy(tensor);
   leaving_bytes_ -= bytes_of(tensor);
-  may_leave(tensor);
+  add_victim(tensor);
 }
 
 bool DeviceModel::has_copy(uint32_t tensor) const {

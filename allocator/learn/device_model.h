@@ -81,7 +81,7 @@ class DeviceModel {
     bool has_copy = false;     // the tier below holds its bytes
     uint64_t done_ns = 0;      // end of the eviction or fetch under way
     uint64_t move_number = 0;  // tells a move that was called off from the one after it
-    uint64_t last_use = 0;     // ticks since the begin of the simulation
+    uint64_t last_use = 0;     // ticks since the start of the simulation
     size_t open_move = kNone;  // its move in Simulation::moves that still lacks the return
 
     static constexpr size_t kNone = ~size_t{0};
@@ -107,7 +107,7 @@ class DeviceModel {
   bool is_on_its_way(const UnderWay& fetch) const;
   void make_room(uint64_t bytes);
   bool await_fetch();
-  void may_leave(uint32_t tensor);
+  void add_victim(uint32_t tensor);
   void evict(uint32_t tensor);
   void start_fetch(uint32_t tensor, uint64_t not_before_ns);
   void note_migration(uint32_t tensor, bool is_fetch, uint64_t begin_ns, uint64_t end_ns);

@@ -29,8 +29,7 @@ void match_between(std::vector<size_t>* counterparts) {
 
 }  // namespace
 
-ExtentRoles::ExtentRoles(const TickStream& stream, const PeriodPlace& place)
-    : stream_(stream), place_(place) {
+ExtentRoles::ExtentRoles(const TickLog& log, const PeriodPlace& place) : log_(log), place_(place) {
   compare_with_before();
   sort_out_births();
   if (!is_consistent_) return;
@@ -44,12 +43,12 @@ ExtentRoles::ExtentRoles(const TickStream& stream, const PeriodPlace& place)
 // Looks back half a copy more than one, for ticks that were there only then.
 void ExtentRoles::compare_with_before() {
   counterparts_.assign(place_.length, kUnknownTick);
-  const uint64_t known = place_.begin - stream_.begin();
+  const uint64_t known = place_.begin - log_.begin();
   const uint64_t begin = place_.begin - std::min(known, place_.length + place_.length / 2);
   // What was allocated in the repetition before those ticks is another one in each.
   const uint64_t since = begin - std::min(begin, place_.length);
-  std::vector<size_t> aligned = align_ends(stream_.identities(begin, place_.begin, since),
-                                           stream_.identities(place_.begin, place_.end(), since));
+  std::vector<size_t> aligned = align_ends(log_.identities(begin, place_.begin, since),
+                                           log_.identities(place_.begin, place_.end(), since));
   match_between(&aligned);
   for (size_t index = 0; index < aligned.size(); ++index) {
     if (aligned[index] == kUnmatched) continue;
@@ -60,8 +59,8 @@ void ExtentRoles::compare_with_before() {
 
 void ExtentRoles::sort_out_births() {
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
-    for (const uint64_t extent_id : stream_.births(number)) {
-      const ExtentLife* life = stream_.life(extent_id);
+    for (const uint64_t extent_id : log_.births(number)) {
+      const ExtentLife* life = log_.life(extent_id);
       if (life == nullptr) {
         is_consistent_ = false;
         return;
@@ -71,7 +70,7 @@ void ExtentRoles::sort_out_births() {
       successions_.push_back(
           {extent_id, 0, life->bytes, number, life->freed, Succession::End::kInCopy});
     }
-    for (const StreamAccess& access : stream_.tick(number).accesses) {
+    for (const LoggedAccess& access : log_.tick(number).accesses) {
       last_uses_[access.extent_id] = number;
     }
   }
@@ -80,13 +79,13 @@ void ExtentRoles::sort_out_births() {
 void ExtentRoles::pair(Succession* open, uint64_t predecessor) {
   open->predecessor = predecessor;
   open->end = Succession::End::kInNextCopy;
-  open->freed = stream_.life(predecessor)->freed;
+  open->freed = log_.life(predecessor)->freed;
   paired_.insert(predecessor);
   open_.erase(open->extent_id);
 }
 
 uint64_t ExtentRoles::freed_in_copy(uint64_t extent_id) const {
-  const ExtentLife* life = stream_.life(extent_id);
+  const ExtentLife* life = log_.life(extent_id);
   if (life == nullptr || life->freed == kUnknownTick || !is_within(life->freed)) {
     return kUnknownTick;
   }
@@ -98,9 +97,9 @@ uint64_t ExtentRoles::freed_in_copy(uint64_t extent_id) const {
 std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t number) const {
   std::optional<uint64_t> same_place;
   std::optional<uint64_t> same_size;
-  const std::span<const uint64_t> births = stream_.births(number);
+  const std::span<const uint64_t> births = log_.births(number);
   for (size_t ordinal = 0; ordinal < births.size(); ++ordinal) {
-    const ExtentLife* other = stream_.life(births[ordinal]);
+    const ExtentLife* other = log_.life(births[ordinal]);
     if (other == nullptr) continue;
     const bool has_size = other->bytes == life.bytes;
     if (has_size && ordinal == life.ordinal) return births[ordinal];
@@ -114,8 +113,8 @@ std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t
 // same place of the copy.
 void ExtentRoles::pair_by_place() {
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
-    for (const uint64_t extent_id : stream_.deaths(number)) {
-      const ExtentLife* life = stream_.life(extent_id);
+    for (const uint64_t extent_id : log_.deaths(number)) {
+      const ExtentLife* life = log_.life(extent_id);
       if (life == nullptr || life->born == kUnknownTick || life->born >= place_.begin) continue;
       const auto place = copy_tick_of_.find(life->born);
       if (place == copy_tick_of_.end()) continue;
@@ -132,8 +131,8 @@ void ExtentRoles::pair_by_place() {
 void ExtentRoles::pair_by_size() {
   std::map<uint64_t, std::vector<uint64_t>> freed;  // by bytes
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
-    for (const StreamAccess& access : stream_.tick(number).accesses) {
-      const ExtentLife* life = stream_.life(access.extent_id);
+    for (const LoggedAccess& access : log_.tick(number).accesses) {
+      const ExtentLife* life = log_.life(access.extent_id);
       if (life == nullptr || paired_.contains(access.extent_id)) continue;
       if (is_within(life->born) || copy_tick_of_.contains(life->born)) continue;
       if (freed_in_copy(access.extent_id) == kUnknownTick) continue;
@@ -168,13 +167,13 @@ void ExtentRoles::settle_open() {
 // The one before it, at the same place of the ticks before the copy, shows how long such an extent
 // lives. The ticks after the copy, where there are any, show its own end.
 void ExtentRoles::settle(Succession* open) {
-  const ExtentLife& life = *stream_.life(open->extent_id);
+  const ExtentLife& life = *log_.life(open->extent_id);
   const uint64_t before = counterpart(open->born);
   const std::optional<uint64_t> earlier =
       before != kUnknownTick ? birth_like(life, before) : std::nullopt;
   open->end = Succession::End::kLasts;
   if (earlier) {
-    const ExtentLife& earlier_life = *stream_.life(*earlier);
+    const ExtentLife& earlier_life = *log_.life(*earlier);
     if (earlier_life.freed == kUnknownTick || earlier_life.freed >= place_.begin) return;
     const auto end = copy_tick_of_.find(earlier_life.freed);
     const uint64_t lasted = earlier_life.freed - earlier_life.born;
@@ -199,8 +198,8 @@ void ExtentRoles::settle(Succession* open) {
 // What is allocated right after a mark counts to the tick before it. There, what lives across the
 // border is freed in the copy.
 void ExtentRoles::look_before_the_copy() {
-  for (const uint64_t extent_id : stream_.births(place_.begin - 1)) {
-    const ExtentLife* life = stream_.life(extent_id);
+  for (const uint64_t extent_id : log_.births(place_.begin - 1)) {
+    const ExtentLife* life = log_.life(extent_id);
     if (life == nullptr || freed_in_copy(extent_id) != kUnknownTick) continue;
     made_once_.insert(extent_id);
   }
@@ -212,13 +211,13 @@ void ExtentRoles::find_exchanged() {
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
     const uint64_t before = counterpart(number);
     if (before == kUnknownTick) continue;
-    if (stream_.tick(before).digest != stream_.tick(number).digest) continue;
-    const std::vector<StreamAccess>& accesses = stream_.tick(number).accesses;
-    const std::vector<StreamAccess>& earlier = stream_.tick(before).accesses;
+    if (log_.tick(before).digest != log_.tick(number).digest) continue;
+    const std::vector<LoggedAccess>& accesses = log_.tick(number).accesses;
+    const std::vector<LoggedAccess>& earlier = log_.tick(before).accesses;
     for (size_t index = 0; index < accesses.size(); ++index) {
       const uint64_t extent_id = accesses[index].extent_id;
       if (extent_id == earlier[index].extent_id) continue;
-      if (!stream_.is_older(extent_id, place_.begin)) continue;
+      if (!log_.is_older(extent_id, place_.begin)) continue;
       if (freed_in_copy(extent_id) == kUnknownTick) exchanged_.insert(extent_id);
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ExtentRoles: what each extent of one copy of a period is in the repetition
-// (learn/period_builder.h tells the roles). It compares the copy with the ticks right before it,
+// ExtentRoles: the role of each extent in a period (learn/period_builder.h lists the roles), worked
+// out from one copy. It compares the copy with the ticks right before it,
 // backwards from the ends of both, so an extent freed in the copy finds its successor, and one that
 // outlives the copy its end.
 //
@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "learn/period.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 namespace tencache {
 
 /// An extent that was allocated in the copy and is another one in each repetition. Ticks are
-/// numbers in the stream, within the copy.
+/// numbers in the log, within the copy.
 struct Succession {
   enum class End : uint8_t {
     kInCopy,
@@ -39,7 +39,7 @@ struct Succession {
 
 class ExtentRoles {
  public:
-  ExtentRoles(const TickStream& stream, const PeriodPlace& place);
+  ExtentRoles(const TickLog& log, const PeriodPlace& place);
 
   /// False when events of several threads were in the wrong order.
   bool is_consistent() const { return is_consistent_; }
@@ -68,7 +68,7 @@ class ExtentRoles {
   void pair(Succession* open, uint64_t predecessor);
   std::optional<uint64_t> birth_like(const ExtentLife& life, uint64_t number) const;
 
-  const TickStream& stream_;
+  const TickLog& log_;
   const PeriodPlace place_;
   bool is_consistent_ = true;
   std::vector<uint64_t> counterparts_;

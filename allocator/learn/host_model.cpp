@@ -162,7 +162,7 @@ std::optional<uint32_t> HostModel::first_to_read() {
   return bytes_of(tensor) + sooner_bytes <= window_bytes_ ? std::optional(tensor) : std::nullopt;
 }
 
-// Uses move on as the program does, so the count goes on from where it was: a sum from the begin
+// Uses move on as the program does, so the count goes on from where it was: a sum from the start
 // would make planning quadratic in the number of tensors.
 uint64_t HostModel::in_host_bytes_until(uint64_t use) {
   in_host_.visit(counted_until_, use,

@@ -50,7 +50,7 @@ class HostModel {
   /// Takes room for a departing tensor without a copy. Returns the time from which on there is
   /// room.
   uint64_t take_room(uint32_t tensor, uint64_t now_ns);
-  /// The tensor becomes cold now; `next_use` counts ticks since the begin of the simulation.
+  /// The tensor becomes cold now; `next_use` counts ticks since the start of the simulation.
   void become_cold(uint32_t tensor, uint64_t next_use);
   /// The tensor is to come back. Returns the time from which on its bytes are in host memory.
   uint64_t fetch(uint32_t tensor, uint64_t now_ns);

@@ -16,7 +16,7 @@ class LinkTime {
   /// At first all time is free. The timeline must outlive this object.
   explicit LinkTime(const BinTimeline& timeline);
 
-  /// How many bins from the begin of the range on it takes to get `ns` of free time, the last one
+  /// How many bins from the start of the range on it takes to get `ns` of free time, the last one
   /// in part. Nullopt when the range does not have that much.
   std::optional<uint32_t> bins_forward(const BinTimeline::Range& range, uint64_t ns) const;
   /// The same, from the end of the range backwards.

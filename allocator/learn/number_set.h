@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // NumberSet: a set of small numbers, one bit each, that finds the nearest member from any number
-// on. A second row of bits says which words of the first row have members, so a search through 4096
-// numbers without a member reads one word.
+// on. A second sequence of bits says which words of the first sequence have members, so a search
+// through 4096 numbers without a member reads one word.
 #pragma once
 
 #include <bit>

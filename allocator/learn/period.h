@@ -19,7 +19,7 @@
 
 namespace tencache {
 
-/// The place of one copy of a period in a stream.
+/// The place of one copy of a period in a log.
 struct PeriodPlace {
   uint64_t begin = 0;
   uint64_t length = 0;
@@ -58,14 +58,15 @@ struct Period {
   }
   /// Whether it is of the same kind, or the same loop seen from another of its ticks.
   bool is_same_loop(const Period& other) const;
-  /// Whether both are the same row of ops, perhaps from another tick on, and mostly on the same
-  /// extents, where one that is not known yet may be any. They are two guesses about one program.
+  /// Whether both are the same sequence of ops, perhaps from another tick on, and mostly on the
+  /// same extents, where one that is not known yet may be any. They are two guesses about one
+  /// program.
   bool is_like(const Period& other) const;
   /// Whether nine in ten ops are the same, in whatever order, and mostly on the same extents, where
   /// one that is not known yet may be any. They are one loop, seen from different ticks, in passes
   /// that differ a little.
   bool has_same_ops(const Period& other) const;
-  /// Whether the other's row of ops is a part of this loop, on the same extents.
+  /// Whether the other's sequence of ops is a part of this loop, on the same extents.
   bool contains(const Period& other) const;
 
  private:

@@ -19,15 +19,15 @@ constexpr uint64_t kFillTicksMax = 2;
 
 class PeriodBuilder {
  public:
-  PeriodBuilder(const TickStream& stream, const PeriodPlace& place, const Recorder& recorder)
-      : stream_(stream), place_(place), recorder_(recorder), roles_(stream, place) {}
+  PeriodBuilder(const TickLog& log, const PeriodPlace& place, const Recorder& recorder)
+      : log_(log), place_(place), recorder_(recorder), roles_(log, place) {}
 
   std::optional<Period> build() {
     if (!roles_.is_consistent() || !choose_ticks()) return std::nullopt;
     add_born_tensors();
     const std::vector<uint64_t> compute_ns =
-        compute_times(stream_, place_, roles_.counterparts(), recorder_.clock().line());
-    period_.born_bytes = born_bytes(stream_, place_);
+        compute_times(log_, place_, roles_.counterparts(), recorder_.clock().line());
+    period_.born_bytes = born_bytes(log_, place_);
     period_.first_born_id = first_born_id();
     for (const uint64_t number : numbers_) add_tick(number, compute_ns[number - place_.begin]);
     if (!period_.trace.validate().is_ok()) return std::nullopt;
@@ -46,16 +46,16 @@ class PeriodBuilder {
   }
 
   bool only_fills(uint64_t number) const {
-    return std::ranges::all_of(stream_.tick(number).accesses, [&](const StreamAccess& access) {
+    return std::ranges::all_of(log_.tick(number).accesses, [&](const LoggedAccess& access) {
       return roles_.is_made_once(access.extent_id) &&
-             stream_.life(access.extent_id)->born + kFillTicksMax >= number;
+             log_.life(access.extent_id)->born + kFillTicksMax >= number;
     });
   }
 
   uint64_t first_born_id() const {
     uint64_t first = ~uint64_t{0};
     for (uint64_t number = place_.begin; number < place_.end(); ++number) {
-      for (const uint64_t extent_id : stream_.births(number)) first = std::min(first, extent_id);
+      for (const uint64_t extent_id : log_.births(number)) first = std::min(first, extent_id);
     }
     return first;
   }
@@ -87,11 +87,11 @@ class PeriodBuilder {
   }
 
   void add_tick(uint64_t number, uint64_t compute_ns) {
-    const StreamTick& tick = stream_.tick(number);
+    const LoggedTick& tick = log_.tick(number);
     TraceOp op;
     op.name = name(tick.op);
     op.compute_ns = compute_ns;
-    for (const StreamAccess& access : tick.accesses) {
+    for (const LoggedAccess& access : tick.accesses) {
       op.accesses.push_back({find_tensor(access), access.is_write});
     }
     period_.trace.ops.push_back(std::move(op));
@@ -105,7 +105,7 @@ class PeriodBuilder {
     return entry->second;
   }
 
-  uint32_t find_tensor(const StreamAccess& access) {
+  uint32_t find_tensor(const LoggedAccess& access) {
     const auto found = tensors_.find(access.extent_id);
     if (found != tensors_.end()) return found->second;
     TraceTensor tensor{access.bytes, kNoTick, kNoTick};
@@ -125,11 +125,11 @@ class PeriodBuilder {
     return number;
   }
 
-  const TickStream& stream_;
+  const TickLog& log_;
   const PeriodPlace place_;
   const Recorder& recorder_;
   const ExtentRoles roles_;
-  std::vector<uint64_t> numbers_;                   // in the stream, by tick of the period
+  std::vector<uint64_t> numbers_;                   // in the log, by tick of the period
   std::vector<Tick> ticks_;                         // by place in the copy
   std::unordered_map<uint32_t, uint32_t> names_;    // by the recorder's number
   std::unordered_map<uint64_t, uint32_t> tensors_;  // by extent
@@ -138,20 +138,20 @@ class PeriodBuilder {
 
 }  // namespace
 
-uint64_t born_bytes(const TickStream& stream, const PeriodPlace& place) {
+uint64_t born_bytes(const TickLog& log, const PeriodPlace& place) {
   uint64_t bytes = 0;
   for (uint64_t number = place.begin; number < place.end(); ++number) {
-    for (const uint64_t extent_id : stream.births(number)) {
-      const ExtentLife* life = stream.life(extent_id);
+    for (const uint64_t extent_id : log.births(number)) {
+      const ExtentLife* life = log.life(extent_id);
       bytes += life != nullptr ? life->bytes : 0;
     }
   }
   return bytes;
 }
 
-std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder) {
-  return PeriodBuilder(stream, place, recorder).build();
+  return PeriodBuilder(log, place, recorder).build();
 }
 
 }  // namespace tencache

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// build_period(): a period from one copy of it in a stream. What became of each extent tells its
+// build_period(): a period from one copy of it in a log. What became of each extent tells its
 // role in the repetition:
 //   - existed before the copy, and was not freed in it: it is always there;
 //   - was allocated and freed in the copy: another one in each repetition;
@@ -10,10 +10,10 @@
 //   - was allocated in the copy, lives on and succeeds nothing: the program made it once, like an
 //     optimizer its state in the first step. From now on it is always there, and the ticks that
 //     only fill it will not be repeated.
-// Whatever of this is a wrong guess comes to light when the program does not do it again. A second
-// copy right before the first leaves little to guess.
+// A wrong guess shows when the next repetition does something else. A second copy right before the
+// first leaves little to guess.
 //
-// Pure functions of the stream.
+// Pure functions of the log.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@
 
 #include "learn/period.h"
 #include "learn/recorder.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 namespace tencache {
 
 /// Nullopt when the events of several threads came in a sequence that makes no sense.
-std::optional<Period> build_period(const TickStream& stream, const PeriodPlace& place,
+std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 
 /// How much was allocated in the copy: it tells copies of other sizes apart.
-uint64_t born_bytes(const TickStream& stream, const PeriodPlace& place);
+uint64_t born_bytes(const TickLog& log, const PeriodPlace& place);
 
 }  // namespace tencache

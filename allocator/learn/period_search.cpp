@@ -14,31 +14,31 @@ namespace {
 constexpr size_t kMarksMax = 8;
 // At most this many repetitions are looked at; more come from loops within loops.
 constexpr size_t kRepeatsMax = 16;
-// A row counts as repeated once this much of a second copy agrees: this many ticks, this part of
-// all, and ticks that name this many old extents.
+// A sequence counts as repeated once this much of a second copy agrees: this many ticks, this part
+// of all, and ticks that name this many old extents.
 constexpr uint64_t kAgreedTicksMin = 32;
 constexpr uint64_t kAgreedPart = 8;
 constexpr size_t kAgreedExtentsMin = 4;
-// A shorter row of other ticks is passed over wherever it occurs; a longer one may be a loop of its
-// own, like an evaluation between two steps.
+// A shorter sequence of other ticks is passed over wherever it occurs; a longer one may be a loop
+// of its own, like an evaluation between two steps.
 constexpr uint64_t kAdditionMin = 32;
-// A row came in place of another one if that has at least this part of its ticks.
+// A sequence came in place of another one if that has at least this part of its ticks.
 constexpr uint64_t kReplacedPart = 4;
 
-bool is_repetition(const TickStream& stream, const PeriodPlace& place) {
+bool is_repetition(const TickLog& log, const PeriodPlace& place) {
   for (uint64_t number = place.begin; number < place.end(); ++number) {
-    if (stream.tick(number).digest != stream.tick(number - place.length).digest) return false;
+    if (log.tick(number).digest != log.tick(number - place.length).digest) return false;
   }
   return true;
 }
 
 /// How many of the ticks before `end` name enough old extents; more than there are if none do.
-uint64_t ticks_with_old_extents(const TickStream& stream, uint64_t since, uint64_t end,
+uint64_t ticks_with_old_extents(const TickLog& log, uint64_t since, uint64_t end,
                                 uint64_t old_before) {
   std::unordered_set<uint64_t> extents;
   for (uint64_t number = end; number > since; --number) {
-    for (const StreamAccess& access : stream.tick(number - 1).accesses) {
-      if (stream.is_older(access.extent_id, old_before)) extents.insert(access.extent_id);
+    for (const LoggedAccess& access : log.tick(number - 1).accesses) {
+      if (log.is_older(access.extent_id, old_before)) extents.insert(access.extent_id);
     }
     if (extents.size() >= kAgreedExtentsMin) return end - number + 1;
   }
@@ -64,14 +64,14 @@ std::vector<uint64_t> known_identities(const Period& period) {
   return row;
 }
 
-/// The same for ticks of the stream.
-std::vector<uint64_t> known_identities(const TickStream& stream, const PeriodPlace& segment,
+/// The same for ticks of the log.
+std::vector<uint64_t> known_identities(const TickLog& log, const PeriodPlace& segment,
                                        const Period& period) {
   const std::unordered_set<uint64_t> known(period.extent_ids.begin(), period.extent_ids.end());
   std::vector<uint64_t> row;
   for (uint64_t number = segment.begin; number < segment.end(); ++number) {
-    uint64_t value = stream.tick(number).digest;
-    for (const StreamAccess& access : stream.tick(number).accesses) {
+    uint64_t value = log.tick(number).digest;
+    for (const LoggedAccess& access : log.tick(number).accesses) {
       if (known.contains(access.extent_id)) value = TickDigest::mix(value ^ access.extent_id);
     }
     row.push_back(value);
@@ -81,21 +81,21 @@ std::vector<uint64_t> known_identities(const TickStream& stream, const PeriodPla
 
 }  // namespace
 
-std::optional<PeriodPlace> find_marked_period(const TickStream& stream) {
-  const std::deque<uint64_t>& marks = stream.marks();
+std::optional<PeriodPlace> find_marked_period(const TickLog& log) {
+  const std::deque<uint64_t>& marks = log.marks();
   if (marks.empty()) return std::nullopt;
   const size_t last = marks.size() - 1;
   for (size_t steps = 1; steps <= kMarksMax && 2 * steps <= last; ++steps) {
     const uint64_t length = marks[last] - marks[last - steps];
     if (length == 0 || marks[last - steps] - marks[last - 2 * steps] != length) continue;
     const PeriodPlace place = {marks[last - steps], length};
-    if (is_repetition(stream, place)) return place;
+    if (is_repetition(log, place)) return place;
   }
   return std::nullopt;
 }
 
-std::optional<PeriodPlace> last_segment(const TickStream& stream) {
-  const std::deque<uint64_t>& marks = stream.marks();
+std::optional<PeriodPlace> last_segment(const TickLog& log) {
+  const std::deque<uint64_t>& marks = log.marks();
   if (marks.size() < 2) return std::nullopt;
   const uint64_t begin = marks[marks.size() - 2];
   if (marks.back() == begin) return std::nullopt;
@@ -103,15 +103,15 @@ std::optional<PeriodPlace> last_segment(const TickStream& stream) {
 }
 
 // z[p] tells how many of the newest identities, counted backwards, equal those p ticks before them.
-std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end,
+std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end,
                                       uint64_t old_before) {
   std::vector<PeriodPlace> places;
-  const uint64_t begin = std::max(since, stream.begin());
+  const uint64_t begin = std::max(since, log.begin());
   if (end <= begin) return places;
   const uint64_t count = end - begin;
-  std::vector<uint64_t> identities = stream.identities(begin, end, old_before);
+  std::vector<uint64_t> identities = log.identities(begin, end, old_before);
   std::ranges::reverse(identities);
-  const uint64_t with_old_extents = ticks_with_old_extents(stream, begin, end, old_before);
+  const uint64_t with_old_extents = ticks_with_old_extents(log, begin, end, old_before);
   std::vector<uint64_t> z(count, 0);
   uint64_t left = 0;
   uint64_t right = 0;
@@ -127,10 +127,10 @@ std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, 
   return places;
 }
 
-bool is_copy(const TickStream& stream, const PeriodPlace& place, const Period& period) {
+bool is_copy(const TickLog& log, const PeriodPlace& place, const Period& period) {
   if (place.length != period.digests.size()) return false;
   for (uint64_t index = place.length; index > 0; --index) {
-    const StreamTick& tick = stream.tick(place.begin + index - 1);
+    const LoggedTick& tick = log.tick(place.begin + index - 1);
     if (!period.agrees(static_cast<Tick>(index - 1), tick.digest, tick.accesses.size(),
                        [&](size_t access) { return tick.accesses[access].extent_id; })) {
       return false;
@@ -139,19 +139,19 @@ bool is_copy(const TickStream& stream, const PeriodPlace& place, const Period& p
   return true;
 }
 
-std::optional<PeriodPlace> find_copy(const TickStream& stream, const Period& period) {
+std::optional<PeriodPlace> find_copy(const TickLog& log, const Period& period) {
   const uint64_t length = period.digests.size();
   for (uint64_t back = 1; back <= length; ++back) {
-    if (stream.end() < stream.begin() + length + back) return std::nullopt;
-    const PeriodPlace place = {stream.end() - length - back, length};
-    if (is_copy(stream, place, period)) return place;
+    if (log.end() < log.begin() + length + back) return std::nullopt;
+    const PeriodPlace place = {log.end() - length - back, length};
+    if (is_copy(log, place, period)) return place;
   }
   return std::nullopt;
 }
 
-Comparison compare(const TickStream& stream, const PeriodPlace& segment, const Period& period) {
+Comparison compare(const TickLog& log, const PeriodPlace& segment, const Period& period) {
   const std::vector<size_t> counterparts =
-      align(known_identities(period), known_identities(stream, segment, period));
+      align(known_identities(period), known_identities(log, segment, period));
   Comparison comparison;
   uint64_t matched = 0;
   uint64_t others = 0;    // in a row

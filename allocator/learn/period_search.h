@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Searches a stream of ticks for periods. With step marks a period reaches from mark to mark, over
+// Searches a log of ticks for periods. With step marks a period reaches from mark to mark, over
 // as few steps as repeat (two where two optimizers take turns); before anything has repeated it is
 // the last step. Without marks (inference, hand-written updates) it is the shortest repetition at
-// the end of the stream that is worth planning for. There the extents tell a repetition from layers
+// the end of the log that is worth planning for. There the extents tell a repetition from layers
 // that only look alike, which use different parameters.
 //
-// Pure functions of the stream.
+// Pure functions of the log.
 #pragma once
 
 #include <algorithm>
@@ -15,47 +15,46 @@
 #include <vector>
 
 #include "learn/period.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 namespace tencache {
 
 /// The later of two equal periods, of which it is the end, that ends at the last mark. Nullopt when
 /// no small number of steps repeats there.
-std::optional<PeriodPlace> find_marked_period(const TickStream& stream);
+std::optional<PeriodPlace> find_marked_period(const TickLog& log);
 
 /// What lies between the last two marks; nullopt when there are none, or nothing lies there.
-std::optional<PeriodPlace> last_segment(const TickStream& stream);
+std::optional<PeriodPlace> last_segment(const TickLog& log);
 
 /// The repetitions that end at `end`, shortest first, not reaching back before `since`. Each place
 /// is the last copy. Of the copy before it at least a good part was seen, with extents that both
 /// name: half of a program's second pass tells as much as all of it. Extents that existed before
 /// tick `old_before` tell places apart.
 ///
-/// The last tick of a stream may still be running, and may not have allocated everything yet. So
+/// The last tick of a log may still be running, and may not have allocated everything yet. So
 /// `end` should be before it, unless it is a mark, which comes after its step's last op.
-std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since, uint64_t end,
+std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end,
                                       uint64_t old_before);
-inline std::vector<PeriodPlace> find_repeats(const TickStream& stream, uint64_t since,
-                                             uint64_t end) {
-  return find_repeats(stream, since, end, std::max(since, stream.begin()));
+inline std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end) {
+  return find_repeats(log, since, end, std::max(since, log.begin()));
 }
 
-/// The newest place before the last tick at which the stream holds one copy of the period, at most
+/// The newest place before the last tick at which the log holds one copy of the period, at most
 /// one copy back. It must have the same ops and, of the extents that are always there, the same
 /// ones. (Layers of one size look alike by their digests, and so does the loop over them when it is
 /// seen from another of its ticks.)
-std::optional<PeriodPlace> find_copy(const TickStream& stream, const Period& period);
+std::optional<PeriodPlace> find_copy(const TickLog& log, const Period& period);
 
 /// Whether the place holds a copy of the period.
-bool is_copy(const TickStream& stream, const PeriodPlace& place, const Period& period);
+bool is_copy(const TickLog& log, const PeriodPlace& place, const Period& period);
 
-/// How a part of a stream, a segment, compares with a period that is nearly the same.
+/// How a part of a log, a segment, compares with a period that is nearly the same.
 struct Comparison {
   double of_period = 0;                // the part of the period's ticks that the segment has, too
   double of_segment = 0;               // the part of the segment's ticks that the period has
-  std::vector<PeriodPlace> additions;  // long rows of other ticks within the segment
+  std::vector<PeriodPlace> additions;  // long sequences of other ticks within the segment
   bool has_replacements = false;       // one of them came in place of ticks of the period
 };
-Comparison compare(const TickStream& stream, const PeriodPlace& segment, const Period& period);
+Comparison compare(const TickLog& log, const PeriodPlace& segment, const Period& period);
 
 }  // namespace tencache

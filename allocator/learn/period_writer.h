@@ -22,12 +22,12 @@
 // out, which means 0: unknown, or no processor time.
 //
 // Then one line per tensor, in any order. `id` is a whole number, unique to the tensor. The tensor
-// is there from the begin of op number `allocated_at` to the end of op number `freed_at`, counted
+// is there from the start of op number `allocated_at` to the end of op number `freed_at`, counted
 // from 0; `freed_at` is the smaller one when the tensor lives on into the next repetition. A tensor
 // that is always there has neither. A tensor is whatever moves as a whole: one storage, one
 // allocation.
 //
-// Then one line per op, in order. `compute_ns` is the time from its begin to the begin of the next
+// Then one line per op, in order. `compute_ns` is the time from its start to the start of the next
 // op without waiting for memory. `reads` and `writes` list ids, and may be absent when empty. What
 // an op writes must be on the device, too, and must be written out before it leaves again. It need
 // not be in `reads` as well. `order` tells in which order the gate sees them, r for the next of

@@ -15,7 +15,7 @@ namespace tencache {
 struct PlannedMove {
   uint32_t tensor = 0;
   Tick evict_after = 0;     // at the end of this op
-  Tick fetch_at = kNoTick;  // may start at the begin of this op; kNoTick: freed before its next use
+  Tick fetch_at = kNoTick;  // may start at the start of this op; kNoTick: freed before its next use
   Tick needed_at = kNoTick;  // the op that names it next
 };
 

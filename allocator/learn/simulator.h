@@ -19,7 +19,7 @@
 
 namespace tencache {
 
-/// A move of one tensor. Times count from the begin of the period, and are below 0 before it.
+/// A move of one tensor. Times count from the start of the period, and are below 0 before it.
 struct Migration {
   uint32_t tensor = 0;
   bool is_fetch = false;
@@ -40,7 +40,7 @@ struct Simulation {
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
   /// Every tensor ended the period where it began it, and no link is further behind than then.
   bool is_steady = false;
-  std::vector<uint64_t> begin_ns;  // when each op began to compute; since the begin of the period
+  std::vector<uint64_t> begin_ns;  // when each op began to compute; since the start of the period
   std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
   /// The most on the device from the end of an op to the next one's.
   std::vector<uint64_t> used_bytes;

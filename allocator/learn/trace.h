@@ -6,7 +6,7 @@
 // running program, so planner and simulator are functions of it, and it can be stored.
 //
 // A tick is the number of an op in the period. A tensor that is allocated at tick a and freed at
-// tick f is there from the begin of op a to the end of op f, inclusive; f < a if it is freed in the
+// tick f is there from the start of op a to the end of op f, inclusive; f < a if it is freed in the
 // next repetition (gradients, say). A tensor without those ticks is always there (parameters).
 #pragma once
 
@@ -29,7 +29,7 @@ struct TraceAccess {
 
 struct TraceOp {
   uint32_t name = 0;        // in Trace::op_names
-  uint64_t compute_ns = 0;  // to the begin of the next op, without waiting for memory
+  uint64_t compute_ns = 0;  // to the start of the next op, without waiting for memory
   std::vector<TraceAccess> accesses;
 };
 
@@ -64,7 +64,7 @@ struct Trace {
 };
 
 /// A time in which a tensor is there but no op names it, so it could be elsewhere. It lasts from
-/// the end of op `after` to the begin of op `before`, which is in the next repetition when before
+/// the end of op `after` to the start of op `before`, which is in the next repetition when before
 /// <= after.
 struct Gap {
   uint32_t tensor = 0;

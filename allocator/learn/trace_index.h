@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TraceIndex: what a simulation needs to know of a trace and no plan changes: who is born, needed
-// and freed at each tick, and the rows in which victims stand. A planner plays a trace a hundred
-// times and works this out once. A value that never changes; any thread.
+// and freed at each tick, and the sequences in which victims stand. A planner plays a trace a
+// hundred times and works this out once. A value that never changes; any thread.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class TraceIndex {
   /// A tensor that an op names or allocates.
   struct Needed {
     uint32_t tensor = 0;
-    uint32_t place = 0;  // in the row of next uses, once the op is over
+    uint32_t place = 0;  // in the sequence of next uses, once the op is over
   };
 
   /// The trace outlives this. REQUIRES: trace.validate() is ok.
@@ -38,7 +38,7 @@ class TraceIndex {
     const uint32_t begin = needed_begin_[tick];
     return std::span(needed_).subspan(begin, needed_begin_[tick + 1] - begin);
   }
-  const VictimRow& row(Victim rule) const {
+  const UsesByTick& row(Victim rule) const {
     return rule == Victim::kFarthestNextUse ? next_uses_ : last_uses_;
   }
 
@@ -48,8 +48,8 @@ class TraceIndex {
   const uint64_t compute_ns_;
   TensorsByTick born_at_;
   TensorsByTick freed_at_;
-  const VictimRow next_uses_;
-  const VictimRow last_uses_;
+  const UsesByTick next_uses_;
+  const UsesByTick last_uses_;
   std::vector<Needed> needed_;
   std::vector<uint32_t> needed_begin_;  // by tick, and the end
 };

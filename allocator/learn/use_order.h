@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UseOrder: tensors in the order of their next uses, and of equals by number. A use is a tick
-// counted from the begin of a simulation, so uses are dense, and the first and the last tensor are
+// counted from the start of a simulation, so uses are dense, and the first and the last tensor are
 // found by a search for a bit. The tensors of one use are a ring, to which one with a higher number
 // than all is added at once.
 #pragma once

@@ -16,7 +16,7 @@ uint32_t count_uses(const std::vector<std::vector<Tick>>& uses) {
 
 }  // namespace
 
-VictimRow::VictimRow(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule)
+UsesByTick::UsesByTick(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule)
     : is_ascending_(rule == Victim::kLeastRecentlyUsed),
       tensor_count_(static_cast<uint32_t>(uses.size())),
       row_(count_uses(uses)),
@@ -34,7 +34,7 @@ VictimRow::VictimRow(const std::vector<std::vector<Tick>>& uses, Tick tick_count
   }
 }
 
-uint32_t VictimRow::place_of(uint32_t tensor, Tick use) const {
+uint32_t UsesByTick::place_of(uint32_t tensor, Tick use) const {
   const auto begin = row_.begin() + row_begin_[use];
   const auto end = row_.begin() + row_begin_[use + 1];
   const auto place = std::lower_bound(begin, end, tensor, [&](uint32_t left, uint32_t right) {
@@ -44,7 +44,7 @@ uint32_t VictimRow::place_of(uint32_t tensor, Tick use) const {
   return static_cast<uint32_t>(place - row_.begin());
 }
 
-std::optional<uint32_t> VictimRow::first_of(const NumberSet& occupied, Tick now) const {
+std::optional<uint32_t> UsesByTick::first_of(const NumberSet& occupied, Tick now) const {
   if (is_ascending_) {
     const std::optional<uint32_t> place = occupied.at_or_after(row_begin_[now + 1]);
     return place ? place : occupied.at_or_after(0);
@@ -53,7 +53,7 @@ std::optional<uint32_t> VictimRow::first_of(const NumberSet& occupied, Tick now)
   return place ? place : occupied.before(row_begin_.back());
 }
 
-VictimOrder::VictimOrder(const VictimRow& row)
+VictimOrder::VictimOrder(const UsesByTick& row)
     : row_(row),
       place_(row.tensor_count(), kNowhere),
       in_row_(row.size()),

@@ -3,11 +3,11 @@
 // VictimOrder: which of the tensors that could leave the device leaves first: the one needed last
 // (Belady's rule) or the one used longest ago, and of equals the one with the lowest number.
 //
-// All uses of a period stand in one row, by tick. A tensor that could leave stands in it at the use
-// that the rule looks at, its next or its last one. The victim is the first tensor met from the
-// present tick on, against the time for next uses, along with it for last uses. So nothing has to
-// be moved while ticks pass. Tensors without such a use stand beside the row and go first. The row
-// itself, VictimRow, never changes; any thread.
+// All uses of a period stand in one sequence, by tick. A tensor that could leave stands in it at
+// the use that the rule looks at, its next or its last one. The victim is the first tensor met from
+// the present tick on, against the time for next uses, along with it for last uses. So nothing has
+// to be moved while ticks pass. Tensors without such a use stand beside the sequence and go first.
+// The sequence itself, UsesByTick, never changes; any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@
 
 namespace tencache {
 
-class VictimRow {
+class UsesByTick {
  public:
   /// `uses` holds the ticks of each tensor, ascending.
-  VictimRow(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule);
+  UsesByTick(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule);
 
   uint32_t tensor_count() const { return tensor_count_; }
   uint32_t size() const { return static_cast<uint32_t>(row_.size()); }
@@ -34,8 +34,8 @@ class VictimRow {
   std::optional<uint32_t> first_of(const NumberSet& occupied, Tick now) const;
 
  private:
-  // Last uses are met from the begin of the row on, next uses from its end; the lowest number of a
-  // tick must be met first.
+  // Last uses are met from the start of the sequence on, next uses from its end; the lowest number
+  // of a tick must be met first.
   const bool is_ascending_;
   const uint32_t tensor_count_;
   std::vector<uint32_t> row_;        // the tensor of each use
@@ -44,13 +44,13 @@ class VictimRow {
 
 class VictimOrder {
  public:
-  /// The row outlives this.
-  explicit VictimOrder(const VictimRow& row);
+  /// The sequence outlives this.
+  explicit VictimOrder(const UsesByTick& row);
 
   /// From now on the tensor could leave. `use` is its next or last use, as the rule has it, or
   /// kNoTick if there is none. REQUIRES: it could not leave before, or stands at the same use.
   void add(uint32_t tensor, Tick use);
-  /// The same, where its place in the row is known.
+  /// The same, where its place in the sequence is known.
   void add_at(uint32_t tensor, uint32_t place) {
     place_[tensor] = place;
     in_row_.insert(place);
@@ -64,10 +64,10 @@ class VictimOrder {
   static constexpr uint32_t kNowhere = ~uint32_t{0};
   static constexpr uint32_t kBeside = kNowhere - 1;
 
-  const VictimRow& row_;
-  std::vector<uint32_t> place_;  // each tensor's in the row, or kBeside or kNowhere
+  const UsesByTick& row_;
+  std::vector<uint32_t> place_;  // each tensor's in the sequence, or kBeside or kNowhere
   NumberSet in_row_;             // occupied places
-  NumberSet beside_;             // tensors beside the row
+  NumberSet beside_;             // tensors beside the sequence
 };
 
 }  // namespace tencache

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // longest_windows: how long consecutive windows of a period take under any schedule. A window is a
-// row of ticks. It lasts from the end of the op before its first tick to the end of its last op.
-// What it names and what it writes decide how many bytes must pass each link in it (bound.h has the
-// proof). Windows that follow each other do not overlap, so their times add up, and the longest row
-// of them is found by dynamic programming over at most kBordersMax borders.
+// sequence of ticks. It lasts from the end of the op before its first tick to the end of its last
+// op. What it names and what it writes decide how many bytes must pass each link in it (bound.h has
+// the proof). Windows that follow each other do not overlap, so their times add up, and the longest
+// sequence of them is found by dynamic programming over at most kBordersMax borders.
 //
 // The period is read from one of its ticks round to the same tick of the next one; no window
 // reaches across that place.
@@ -19,7 +19,7 @@
 
 namespace tencache {
 
-/// The times of the row of windows for which each is longest.
+/// The times of the sequence of windows for which each is longest.
 struct WindowTimes {
   uint64_t step_ns = 0;   // computing, or whichever link has most to carry, window by window
   uint64_t write_ns = 0;  // writing from the device alone

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WriteChains: which gaps of a tensor share one write. A tensor's chain is the row of its gaps from
-// one write to the next. Whoever uses gaps of a chain writes the tensor in the first of them; its
-// copy serves the later ones, since nothing writes the tensor in between. The chain of a tensor
+// WriteChains: which gaps of a tensor share one write. A tensor's chain is the sequence of its gaps
+// from one write to the next. Whoever uses gaps of a chain writes the tensor in the first of them;
+// its copy serves the later ones, since nothing writes the tensor in between. The chain of a tensor
 // that is always there may begin in the repetition before. A tensor that nobody writes needs no
 // write in any gap, because it has a copy since it last left.
 //

@@ -11,7 +11,7 @@
 // Headroom is the part of a budget that the evictor keeps free, so that coming allocations need not
 // wait. Plans therefore do not count on it.
 //
-// Every figure may change between two reads, so each is read once where one is taken from another.
+// Figures change between two reads, so read each one once per calculation.
 #pragma once
 
 #include <algorithm>

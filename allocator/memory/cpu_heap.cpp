@@ -242,10 +242,12 @@ TENCACHE_SLOW void CpuHeap::lose_addresses(Extent* extent) {
   if (!warned_lost_addresses_.exchange(true)) {
     TENCACHE_LOG_WARNING(
         "the mappings of this process (vm.max_map_count) are used up, so memory that was freed "
-        "while it was on disk keeps its place there; raise the limit with sysctl");
+        "while it was on disk keeps its room in the spill file; raise the limit with sysctl or "
+        "raise --extent-min");
   }
   (void)take_slot_of(extent);
-  set_mapping_count(extent, 1);
+  set_mapping_count(extent, 2);  // the second is never taken off the count
+  extent->mapping_count = 1;
   MutexLock lock(mutex_);
   end_extent(extent);
 }

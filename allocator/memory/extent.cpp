@@ -99,12 +99,12 @@ void Extent::abandon_fetch() {
   TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
 }
 
-bool Extent::claim_for_demotion() {
+bool Extent::claim_cold() {
   return transition(bit(ExtentState::kCold), ExtentState::kCold, kPinsMask | kFlagBusy, kFlagBusy,
                     0);
 }
 
-bool Extent::end_demotion() {
+bool Extent::release_cold() {
   return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
 }
 
@@ -133,7 +133,7 @@ Retired Extent::retire() {
         break;
       case ExtentState::kCold:
         next = with_state(word, ExtentState::kVacant) | kFlagBusy;
-        retired = (word & kFlagBusy) != 0 ? Retired::kLeftToDemotion : Retired::kVacant;
+        retired = (word & kFlagBusy) != 0 ? Retired::kLeftToClaimer : Retired::kVacant;
         break;
       case ExtentState::kSealing:
         call_off_sealing();

@@ -14,8 +14,8 @@
 //     Fetching, Merging --abandon_fetch--> Cold
 //     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
 //     Cold --retire--> Vacant    Cached --claim_for_trim--> Vacant
-//     Cold --claim_for_demotion--> Cold and busy --end_demotion--> Cold                   (cuda)
-//     Cold and busy --retire--> Vacant     (freed meanwhile: end_demotion returns false)
+//     Cold --claim_cold--> Cold and busy --release_cold--> Cold                   (cuda)
+//     Cold and busy --retire--> Vacant     (freed meanwhile: release_cold returns false)
 //
 // Invariants
 //   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached
@@ -59,9 +59,9 @@ enum class ExtentState : uint8_t {
 
 /// How retire() left an extent that the program has freed, and who ends its life.
 enum class Retired : uint8_t {
-  kCached,          // it keeps its memory, for the heap to reuse
-  kVacant,          // it was cold; the caller has it busy and must end it
-  kLeftToDemotion,  // the demoting thread frees it when end_demotion() returns false
+  kCached,         // it keeps its memory, for the heap to reuse
+  kVacant,         // it was cold; the caller has it busy and must end it
+  kLeftToClaimer,  // the demoting thread frees it when release_cold() returns false
 };
 
 /// Flags of the state word: what is known from the extent's use.
@@ -145,7 +145,6 @@ class Extent {
       used_by.fetch_or(streams, std::memory_order_relaxed);
     }
   }
-  void clear_dirty() { word_.fetch_and(~kFlagDirty, std::memory_order_relaxed); }
 
   /// Blocks until the word differs from `seen`.
   void wait_while(uint64_t seen) const { word_.wait(seen, std::memory_order_acquire); }
@@ -187,7 +186,7 @@ class Extent {
   void abandon_fetch();
 
   /// Takes `busy` of a cold extent, whose copy is then written to disk, read from it, or given up.
-  bool claim_for_demotion();
+  bool claim_cold();
   /// Whether somebody has asked for a claimed extent since: an op, a plan's request, a free.
   bool is_wanted_since(uint64_t claimed_at) const {
     const uint64_t word = load();
@@ -196,7 +195,7 @@ class Extent {
   }
   /// Gives up `busy`. Returns false, and stays busy, if the extent was freed meanwhile; the caller
   /// must then end it.
-  bool end_demotion();
+  bool release_cold();
 
   /// The program frees it. Waits for the end of a protected window and of a fetch that has begun.
   /// Aborts when the extent was freed before.

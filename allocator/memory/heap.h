@@ -200,7 +200,7 @@ class Heap {
   virtual bool is_cold_usable() const = 0;
   bool is_passive() const { return is_passive_.load(std::memory_order_relaxed); }
   uint64_t next_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
-  /// Notes what the program has now. Call when it has got more.
+  /// Updates the peak of live bytes. Call after an allocation.
   void note_live() {
     const uint64_t live = live_bytes();
     live_peak_.note(live);

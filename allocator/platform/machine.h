@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Machine: what the machine, and the container around this process, really leave for it. Read from
-// /proc, the kernel and the cgroup file systems (v1 and v2); nothing is cached or changed. Any
-// thread.
+// MachineMemory: the memory that the machine, and the container around this process, leave to it.
+// Read from /proc, the kernel and the cgroup file systems (v1 and v2); nothing is cached or
+// changed. Any thread.
 #pragma once
 
 #include <cstdint>

@@ -236,7 +236,7 @@ def _nice_step(span: float) -> float:
 
 
 def _cut(text: str, most: int) -> str:
-    """The end of a long name tells more than its begin."""
+    """The end of a long name tells more than its start."""
     return escape(text if len(text) <= most else "…" + text[1 - most :])
 
 

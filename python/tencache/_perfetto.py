@@ -182,7 +182,7 @@ def _counter(name: str, at_ns: int, value: int) -> TraceEvent:
 
 
 def _arrows(waits: Iterable[Wait], lanes: _Lanes) -> Iterator[TraceEvent]:
-    """Each from the begin of a fetch to the end of the wait, where its op goes on."""
+    """Each from the start of a fetch to the end of the wait, where its op goes on."""
     number = 0
     for wait in waits:
         for fetch in wait.fetches if wait.op else ():

@@ -46,7 +46,7 @@ class Event:
 
     written: dict[str, Any]
     op: str  # the op itself, or the one in which this happened, else ""
-    took_ns: int | None  # of a move or a wait; at an op's end, if its begin is in the trace
+    took_ns: int | None  # of a move or a wait; at an op's end, if its start is in the trace
 
     @property
     def kind(self) -> str:
@@ -150,7 +150,7 @@ def _resolve(written: dict[str, Any], open_ops: list[tuple[str, int]]) -> Event:
         open_ops.append((written["op"], written["ns"]))
         return Event(written, written["op"], None)
     if kind == "op_end":
-        # If the begin was overwritten in the ring, the end stands alone.
+        # If the start was overwritten in the ring, the end stands alone.
         if open_ops and open_ops[-1][0] == written["op"]:
             return Event(written, written["op"], written["ns"] - open_ops.pop()[1])
         return Event(written, written["op"], None)

@@ -319,6 +319,7 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
 // The kernel maps nothing more: memory goes all the same, and no freed address shows another's
 // slot.
 TEST(HeapCacheTest, MemoryIsGivenBackWithoutMappings) {
+  if (kHasThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer itself maps memory at fixed addresses";
   const int outcome = run_in_child([] {
     TestEngine engine(small_budget());
     char* cold = engine.allocate(2 * kMiB);

@@ -133,7 +133,7 @@ TEST(EngineForkQuotaTest, FrozenSlotsAreNotGivenUpWhereTheDiskIsFull) {
 }
 
 // As a crash reporter does.
-TEST_F(EngineForkTest, AHandlerOfTheAbortMayForkWhateverTheThreadHolds) {
+TEST(EngineForkEndTest, AHandlerOfTheAbortMayForkWhateverTheThreadHolds) {
   const int outcome = run_in_child([] {
     TestEngine engine;
     signal(SIGABRT, [](int) {

@@ -57,7 +57,7 @@ TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
       {"reaffirm_eviction", &Extent::reaffirm_eviction, {{kEvicting, kEvicting}}},
       {"seal", &Extent::seal, {{kEvicting, kSealing}}},
       {"claim_for_fetch", &Extent::claim_for_fetch, {{kCold, kFetching}}},
-      {"claim_for_demotion", &Extent::claim_for_demotion, {{kCold, kCold}}},
+      {"claim_cold", &Extent::claim_cold, {{kCold, kCold}}},
       {"claim_for_trim", &Extent::claim_for_trim, {{kCached, kVacant}}},
       {"try_take_busy", &Extent::try_take_busy, {{kResident, kResident}}},
   };
@@ -293,27 +293,27 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
 TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   Extent extent;
   lead_to(extent, kCold);
-  ASSERT_TRUE(extent.claim_for_demotion());
-  EXPECT_FALSE(extent.claim_for_demotion());
+  ASSERT_TRUE(extent.claim_cold());
+  EXPECT_FALSE(extent.claim_cold());
   EXPECT_FALSE(extent.claim_for_fetch());
-  EXPECT_TRUE(extent.end_demotion());
+  EXPECT_TRUE(extent.release_cold());
   EXPECT_FALSE(extent.has(kFlagBusy));
-  ASSERT_TRUE(extent.claim_for_demotion());
-  EXPECT_EQ(extent.retire(), Retired::kLeftToDemotion);
+  ASSERT_TRUE(extent.claim_cold());
+  EXPECT_EQ(extent.retire(), Retired::kLeftToClaimer);
   EXPECT_EQ(extent.state(), kVacant);
-  EXPECT_FALSE(extent.end_demotion());
+  EXPECT_FALSE(extent.release_cold());
   EXPECT_TRUE(extent.has(kFlagBusy));
   extent.become_vacant();
   lead_to(extent, kCold);
   extent.pin();
-  EXPECT_FALSE(extent.claim_for_demotion());
+  EXPECT_FALSE(extent.claim_cold());
 }
 
 // A thread that waits to fetch it learns that it was freed meanwhile.
 TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
   Extent extent;
   lead_to(extent, kCold);
-  ASSERT_TRUE(extent.claim_for_demotion());
+  ASSERT_TRUE(extent.claim_cold());
   std::atomic<bool> is_awake = false;
   const uint64_t seen = extent.load();
   std::thread waiting([&] {
@@ -321,7 +321,7 @@ TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
     is_awake = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(extent.retire(), Retired::kLeftToDemotion);
+  EXPECT_EQ(extent.retire(), Retired::kLeftToClaimer);
   EXPECT_TRUE(eventually([&] { return is_awake.load(); }));
   extent.become_vacant();
   lead_to(extent, kResident);
@@ -332,7 +332,7 @@ TEST(ExtentTest, PinsRequestsAndFreesWantADemotedExtent) {
   Extent extent;
   lead_to(extent, kCold);
   extent.last_use_at = 100;
-  ASSERT_TRUE(extent.claim_for_demotion());
+  ASSERT_TRUE(extent.claim_cold());
   EXPECT_FALSE(extent.is_wanted_since(100));
   EXPECT_TRUE(extent.is_wanted_since(99));
   extent.pin();
@@ -361,8 +361,6 @@ TEST(ExtentTest, PresumedCleanNeedsAWrittenSlotAndNoWriteSince) {
   EXPECT_TRUE(extent.is_presumed_clean());
   extent.set_flags(kFlagDirty);
   EXPECT_FALSE(extent.is_presumed_clean());
-  extent.clear_dirty();
-  EXPECT_TRUE(extent.is_presumed_clean());
 }
 
 TEST(ExtentTest, PinsOutliveTheExtentsLife) {

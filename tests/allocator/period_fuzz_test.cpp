@@ -20,7 +20,7 @@
 #include "learn/period_builder.h"
 #include "learn/period_search.h"
 #include "learn/tick_digest.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 #include "support/random.h"
 #include "support/stored_period.h"
 
@@ -143,10 +143,10 @@ class Player : private PlanSink {
   /// How many extents the cursor has seen named, of those that are not freed.
   size_t named() const { return named_.size(); }
 
-  TickStream& stream() {
-    stream_.append({events_});
+  TickLog& stream() {
+    log_.append({events_});
     events_.events.clear();
-    return stream_;
+    return log_;
   }
   const Recorder& recorder() const { return recorder_; }
   const PlanCursor& cursor() const { return *cursor_; }
@@ -264,7 +264,7 @@ class Player : private PlanSink {
   uint64_t now_ = timestamp();
   bool is_recording_ = false;
   ThreadEvents events_;
-  TickStream stream_;
+  TickLog log_;
   std::unique_ptr<PlanCursor> cursor_;
   std::set<const Extent*> named_;
   size_t followed_ticks_ = 0;

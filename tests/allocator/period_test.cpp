@@ -47,7 +47,7 @@ class PeriodTest : public ::testing::Test {
   void wait(uint64_t ns) { record({now_ += 10, 0, ns, 0, EventKind::kWait}); }
   void mark() { record({now_ += 10, 0, 0, 0, EventKind::kStep}); }
   void flush() {
-    stream_.append({events_});
+    log_.append({events_});
     events_.events.clear();
   }
 
@@ -74,15 +74,15 @@ class PeriodTest : public ::testing::Test {
 
   std::optional<Period> build() {
     flush();
-    return build_at(find_marked_period(stream_));
+    return build_at(find_marked_period(log_));
   }
   std::optional<Period> build_from_one() {
     flush();
-    return build_at(last_segment(stream_));
+    return build_at(last_segment(log_));
   }
   std::vector<PeriodPlace> repeats(uint64_t since = 0) {
     flush();
-    return find_repeats(stream_, since, stream_.end() - 1);
+    return find_repeats(log_, since, log_.end() - 1);
   }
 
   uint64_t now_ = timestamp();
@@ -90,11 +90,11 @@ class PeriodTest : public ::testing::Test {
   std::vector<uint64_t> gradients_;
   std::map<uint64_t, uint64_t> bytes_;  // by extent
   Recorder recorder_;
-  TickStream stream_;
+  TickLog log_;
 
  private:
   std::optional<Period> build_at(const std::optional<PeriodPlace>& place) {
-    return place ? build_period(stream_, *place, recorder_) : std::nullopt;
+    return place ? build_period(log_, *place, recorder_) : std::nullopt;
   }
   void record(const Event& event) { events_.events.push_back(event); }
   ThreadEvents events_;
@@ -152,7 +152,7 @@ TEST_F(PeriodTest, OpsThatArriveOutOfOrderTakeNoTime) {
 
 TEST_F(PeriodTest, OneWholeStepIsAPeriod) {
   train_step({1, 2});
-  EXPECT_FALSE(build_from_one().has_value()) << "the begin of the first step was not marked";
+  EXPECT_FALSE(build_from_one().has_value()) << "the start of the first step was not marked";
   train_step({1, 2});
   EXPECT_FALSE(build().has_value()) << "no two whole steps";
   const std::optional<Period> guess = build_from_one();
@@ -272,7 +272,7 @@ TEST_F(PeriodTest, AnotherBatchSizeIsTheSameKind) {
   const std::optional<Period> large = build();
   ASSERT_TRUE(small && large);
   EXPECT_TRUE(small->is_same_kind(*large));
-  EXPECT_TRUE(is_copy(stream_, *last_segment(stream_), *small));
+  EXPECT_TRUE(is_copy(log_, *last_segment(log_), *small));
   EXPECT_EQ(large->trace.peak_bytes(), small->trace.peak_bytes() + 2 * 2 * kBytes)
       << "two activations of today's size";
 }
@@ -287,7 +287,7 @@ TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
   const std::vector<PeriodPlace> places = repeats();
   ASSERT_FALSE(places.empty());
   EXPECT_EQ(places[0].length, 40u);
-  EXPECT_TRUE(build_period(stream_, places[0], recorder_).has_value());
+  EXPECT_TRUE(build_period(log_, places[0], recorder_).has_value());
 }
 
 TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
@@ -301,7 +301,7 @@ TEST_F(PeriodTest, RepetitionsWithoutMarksAreFound) {
   }
   std::optional<Period> found;
   for (const PeriodPlace& place : repeats()) {
-    found = build_period(stream_, place, recorder_);
+    found = build_period(log_, place, recorder_);
     if (found) break;
   }
   ASSERT_TRUE(found.has_value());
@@ -318,7 +318,7 @@ TEST_F(PeriodTest, APrefixOfTheSecondPassIsEnough) {
   const std::vector<PeriodPlace> places = repeats();
   ASSERT_FALSE(places.empty());
   EXPECT_EQ(places[0].length, 100u);
-  const std::optional<Period> period = build_period(stream_, places[0], recorder_);
+  const std::optional<Period> period = build_period(log_, places[0], recorder_);
   ASSERT_TRUE(period.has_value());
   EXPECT_EQ(period->trace.tensors.size(), 100u);
 }
@@ -331,15 +331,15 @@ TEST_F(PeriodTest, WhatComesBetweenIsFound) {
   train_step(parameters);
   const std::optional<Period> period = build_from_one();
   ASSERT_TRUE(period.has_value());
-  const uint64_t begin = stream_.end();
+  const uint64_t begin = log_.end();
   for (int pass = 0; pass < 2; ++pass) {
     for (const uint64_t parameter : parameters) op(99, {{parameter}});
   }
   flush();
-  const uint64_t end = stream_.end();
+  const uint64_t end = log_.end();
   train_step(parameters);
   flush();
-  const Comparison comparison = compare(stream_, *last_segment(stream_), *period);
+  const Comparison comparison = compare(log_, *last_segment(log_), *period);
   EXPECT_EQ(comparison.of_period, 1.0);
   ASSERT_EQ(comparison.additions.size(), 1u);
   EXPECT_EQ(comparison.additions[0].begin, begin);
@@ -360,10 +360,10 @@ TEST_F(PeriodTest, WhatComesInPlaceOfOtherTicksIsTold) {
   step(20);
   const std::optional<Period> period = build_from_one();
   ASSERT_TRUE(period.has_value());
-  const uint64_t begin = stream_.end() + 200;
+  const uint64_t begin = log_.end() + 200;
   step(50);
   flush();
-  const Comparison comparison = compare(stream_, *last_segment(stream_), *period);
+  const Comparison comparison = compare(log_, *last_segment(log_), *period);
   EXPECT_DOUBLE_EQ(comparison.of_period, 200.0 / 220);
   ASSERT_EQ(comparison.additions.size(), 1u);
   EXPECT_EQ(comparison.additions[0].begin, begin);
@@ -388,7 +388,7 @@ TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
   }
   std::optional<Period> period;
   for (const PeriodPlace& place : repeats()) {
-    period = build_period(stream_, place, recorder_);
+    period = build_period(log_, place, recorder_);
     if (period) break;
   }
   ASSERT_TRUE(period.has_value());
@@ -396,9 +396,9 @@ TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
   for (uint64_t parameter = 1; parameter <= 3; ++parameter) {
     op(kForward, {{parameter}});  // the stream ends with another layer each time
     flush();
-    const std::optional<PeriodPlace> place = find_copy(stream_, *period);
+    const std::optional<PeriodPlace> place = find_copy(log_, *period);
     ASSERT_TRUE(place.has_value());
-    const std::optional<Period> again = build_period(stream_, *place, recorder_);
+    const std::optional<Period> again = build_period(log_, *place, recorder_);
     ASSERT_TRUE(again.has_value());
     EXPECT_TRUE(again->is_same_kind(*period)) << parameter;
   }
@@ -410,10 +410,10 @@ TEST_F(PeriodTest, CopiesAreFoundWhereverTheStreamEnds) {
   ASSERT_TRUE(period.has_value());
   op(kForward, {{1}});
   flush();
-  const std::optional<PeriodPlace> place = find_copy(stream_, *period);
+  const std::optional<PeriodPlace> place = find_copy(log_, *period);
   ASSERT_TRUE(place.has_value());
-  EXPECT_EQ(place->begin + place->length, stream_.end() - 1);
-  EXPECT_TRUE(build_period(stream_, *place, recorder_)->is_same_kind(*period));
+  EXPECT_EQ(place->begin + place->length, log_.end() - 1);
+  EXPECT_TRUE(build_period(log_, *place, recorder_)->is_same_kind(*period));
 }
 
 // The learner may look while the last op of a period has begun but not yet allocated.
@@ -431,11 +431,11 @@ TEST_F(PeriodTest, ALastTickThatStillRunsIsNotTakenForWhole) {
     last = allocate();
   }
   flush();
-  const std::vector<PeriodPlace> places = repeats(stream_.marks().back());
+  const std::vector<PeriodPlace> places = repeats(log_.marks().back());
   ASSERT_FALSE(places.empty());
   EXPECT_EQ(places[0].length, 3u);
-  EXPECT_EQ(places[0].begin + places[0].length, stream_.end() - 1);
-  EXPECT_TRUE(build_period(stream_, places[0], recorder_).has_value());
+  EXPECT_EQ(places[0].begin + places[0].length, log_.end() - 1);
+  EXPECT_TRUE(build_period(log_, places[0], recorder_).has_value());
 }
 
 // Where the device's times are known, the host's clock does not count. An op takes the lower
@@ -456,7 +456,7 @@ TEST_F(PeriodTest, TimesOfTheDeviceCountWhereThereAreAny) {
     mark();
   }
   flush();
-  stream_.append_times(times);
+  log_.append_times(times);
   const std::optional<Period> period = build();
   ASSERT_TRUE(period.has_value());
   const std::vector<TraceOp>& ops = period->trace.ops;
@@ -479,7 +479,7 @@ TEST_F(PeriodTest, WaitingIsNotComputing) {
   ASSERT_TRUE(period.has_value());
   EXPECT_EQ(period->trace.ops[0].compute_ns, 0u);
   EXPECT_GT(period->trace.ops[1].compute_ns, 0u);
-  EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the begin of the next step";
+  EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the start of the next step";
 }
 
 // A checkpoint, for example: when the step is looked at, its last tick is the newest of all, so

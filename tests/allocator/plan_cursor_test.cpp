@@ -105,13 +105,13 @@ TEST_F(PlanCursorTest, GetsLostInAnotherProgramAndFindsItsPlaceAgain) {
 TEST_F(PlanCursorTest, TellsKindsApart) {
   cursor_->install({learned(1), learned(2, 50)});
   play_step();
-  EXPECT_EQ(cursor_->following().plan_number, 1u);
+  EXPECT_EQ(cursor_->following().kind, 1u);
   play_step(50);
   play_step(50);
-  EXPECT_EQ(cursor_->following().plan_number, 2u);
+  EXPECT_EQ(cursor_->following().kind, 2u);
   play_step();
   play_step();
-  EXPECT_EQ(cursor_->following().plan_number, 1u);
+  EXPECT_EQ(cursor_->following().kind, 1u);
 }
 
 TEST_F(PlanCursorTest, OtherExtentsInTheSamePlacesAreAnotherProgram) {
@@ -523,16 +523,16 @@ TEST_F(PlanCursorTest, ARowOfMissingTicksIsPassedOver) {
 // The eviction would come after the fetch, which finds the tensor on the device.
 TEST_F(PlanCursorTest, WhatLeavesAndReturnsInMissingTicksStays) {
   auto changed = std::make_shared<LearnedPlan>(*learned(1));
-  PlannedMove away = {};
-  away.tensor = 3;
-  away.evict_after = 4;
-  away.fetch_at = 10;
-  away.needed_at = 20;
-  PlannedMove next = away;
-  next.tensor = 5;
-  next.evict_after = 6;
-  next.fetch_at = 16;
-  changed->planned.plan.moves = {away, next};
+  const auto move = [](uint32_t tensor, Tick evict_after, Tick fetch_at) {
+    PlannedMove made;
+    made.tensor = tensor;
+    made.evict_after = evict_after;
+    made.fetch_at = fetch_at;
+    made.needed_at = static_cast<Tick>(2 * kLayers - 1 - tensor);
+    return made;
+  };
+  // The last one returns in the tick that comes.
+  changed->planned.plan.moves = {move(3, 4, 8), move(5, 6, 14), move(2, 5, 13)};
   changed->moves = PlanByTick(changed->planned.plan, changed->tick_count());
   const std::shared_ptr<const LearnedPlan> followed = changed;
   cursor_->install({followed});

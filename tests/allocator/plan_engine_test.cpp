@@ -5,6 +5,7 @@
 // program does next: another kind of step, freed parameters, chaos, many threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -179,9 +180,9 @@ TEST_F(PlanEngineTest, WhatComesBetweenStepsIsAKindOfItsOwn) {
   ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 2; }));
   const Following before = following();
   evaluate();
-  EXPECT_NE(following().plan_number, before.plan_number);
+  EXPECT_NE(following().kind, before.kind);
   train_step();
-  EXPECT_EQ(following().plan_number, before.plan_number);
+  EXPECT_EQ(following().kind, before.kind);
   EXPECT_GE(following().ticks_followed - before.ticks_followed, (5 + 8) * kLayers - 16);
   EXPECT_EQ(engine_->learner()->summary().kinds, 2u);
   EXPECT_EQ(engine_->learner()->summary().dropped, 0u);
@@ -200,12 +201,12 @@ TEST_F(PlanEngineTest, AnEvaluationThatLooksLikeTheForwardPassIsToldApart) {
   evaluate_like_forward();
   train_step();
   ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 2; }));
-  const uint64_t training = following().plan_number;
+  const uint64_t training = following().kind;
   evaluate_like_forward();
-  EXPECT_NE(following().plan_number, training);
+  EXPECT_NE(following().kind, training);
   EXPECT_GE(following().periods, 5u);
   train_step();
-  EXPECT_EQ(following().plan_number, training);
+  EXPECT_EQ(following().kind, training);
   EXPECT_EQ(engine_->learner()->summary().kinds, 2u);
   expect_bytes();
 }
@@ -255,21 +256,20 @@ TEST_F(PlanEngineTest, AProgramThatNeverRepeatsIsPlannedLessAndLess) {
 
 TEST_F(PlanEngineTest, KeepsAPlanForEachKind) {
   EXPECT_TRUE(repeat_until([&] { train_step(); }, [&] { return following().periods >= 1; }));
-  const uint64_t training = following().plan_number;
+  const uint64_t training = following().kind;
   EXPECT_TRUE(repeat_until([&] { train_step(kBytes / 2); },
                            [&] {
                              return engine_->learner()->summary().learned->period->born_bytes ==
                                     kLayers * kBytes / 2;
                            }))
       << "another batch size is planned, too";
-  EXPECT_EQ(following().plan_number, training) << "and is of the same kind";
-  EXPECT_TRUE(
-      repeat_until([&] { evaluate(); },
-                   [&] { return following().plan_number > training && following().periods >= 1; }))
+  EXPECT_EQ(following().kind, training) << "and is of the same kind";
+  EXPECT_TRUE(repeat_until([&] { evaluate(); },
+                           [&] { return following().kind > training && following().periods >= 1; }))
       << "evaluation has no steps";
   EXPECT_TRUE(
       repeat_until([&] { train_step(); },
-                   [&] { return following().plan_number == training && following().periods >= 1; }))
+                   [&] { return following().kind == training && following().periods >= 1; }))
       << "the first kind is known still";
   expect_bytes();
 }
@@ -284,9 +284,8 @@ TEST_F(PlanEngineTest, ReactsWhenTheProgramChanges) {
   }
   train_step();
   const uint64_t first = 1;
-  EXPECT_TRUE(
-      repeat_until([&] { train_step(); },
-                   [&] { return following().plan_number > first && following().periods >= 1; }));
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] { return following().kind > first && following().periods >= 1; }));
   expect_bytes();
 }
 
@@ -300,10 +299,27 @@ TEST_F(PlanEngineTest, LearnsAStepInWhichLittleChanged) {
     fill_pattern(parameters_[0], kBytes, 1);
   }
   engine_->gate().on_step();
-  const uint64_t old = following().plan_number;
-  EXPECT_TRUE(
-      repeat_until([&] { train_step(); },
-                   [&] { return following().plan_number > old && following().periods >= 1; }));
+  const uint64_t extent_id = engine_.extent(parameters_[0])->id;
+  EXPECT_TRUE(repeat_until([&] { train_step(); },
+                           [&] {
+                             const LearnerSummary summary = engine_->learner()->summary();
+                             return std::ranges::count(summary.learned->period->extent_ids,
+                                                       extent_id) > 0 &&
+                                    summary.following.periods >= 1;
+                           }));
+  expect_bytes();
+}
+
+// No step is an exact copy of the one before. That is no reason for ever more plans.
+TEST_F(PlanEngineTest, BuffersInTurnGetAPlanEachAtMost) {
+  const std::vector<char*> buffers = engine_.written(6, kBytes / 4);
+  for (size_t step = 0; step < 60; ++step) {
+    op(8, buffers[step % buffers.size()]);
+    train_step();
+  }
+  const LearnerSummary summary = engine_->learner()->summary();
+  EXPECT_LE(summary.kinds, buffers.size());
+  EXPECT_EQ(summary.dropped, 0u);
   expect_bytes();
 }
 
@@ -450,6 +466,21 @@ TEST_F(HeldPlanTest, AGuessFromAnOddStepIsReplacedAfterTwoPlainOnes) {
                                     summary.learned->tick_count() == 5 * kLayers;
                            }));
   expect_bytes();
+}
+
+// Each of them differs from all others, and none comes twice in turn.
+TEST_F(PlanEngineTest, MoreKindsThanThereIsRoomForAreNotPlannedForEver) {
+  constexpr uint32_t kKinds = 20;
+  constexpr uint64_t kSmall = 64 * kKiB;
+  std::vector<std::vector<char*>> models(kKinds);
+  for (std::vector<char*>& model : models) model = engine_.written(8, kSmall);
+  for (int round = 0; round < 30; ++round) {
+    for (uint32_t kind = 0; kind < kKinds; ++kind) {
+      for (char* tensor : models[kind]) op(100 + kind, tensor);
+      engine_->gate().on_step();
+    }
+  }
+  EXPECT_LE(engine_->learner()->summary().dropped, 16u) << "a program of few steps drops as many";
 }
 
 class PlanChaosTest : public PlanEngineTest {

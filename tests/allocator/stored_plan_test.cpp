@@ -140,7 +140,7 @@ TEST_F(StoredPlanTest, TensorsOfOtherSizesAreAnotherProgram) {
 }
 
 // A plan that comes late finds the program among layers that look alike. They are not taken for
-// those at the begin.
+// those at the start.
 TEST_F(StoredPlanTest, APlanThatComesLateIsFollowedFromTheNextUniquePlace) {
   cursor_->install({});
   cursor_->expect_plan();
@@ -156,12 +156,12 @@ TEST_F(StoredPlanTest, APlanThatComesLateIsFollowedFromTheNextUniquePlace) {
   }
 }
 
-// What comes before the first step looks like its begin for a moment, with other tensors.
+// What comes before the first step looks like its start for a moment, with other tensors.
 TEST_F(StoredPlanTest, AWrongBeginIsForgotten) {
   for (uint32_t layer = 4; layer < kLayers; ++layer) play(1, {parameters_[layer]});
   EXPECT_GT(cursor_->following().stored_ticks_followed, 0u);
   for (uint32_t count = 0; count < 60; ++count) play(70 + count, {parameters_[count % kLayers]});
-  EXPECT_EQ(cursor_->following().plan_number, 0u);
+  EXPECT_EQ(cursor_->following().kind, 0u);
   const uint64_t followed = cursor_->following().stored_ticks_followed;
   play_step();
   EXPECT_EQ(cursor_->following().stored_ticks_followed, followed + kTicks - 3);
@@ -186,7 +186,7 @@ TEST_F(StoredPlanTest, WhatWasFoundSurvivesAnotherInstallation) {
   EXPECT_EQ(found[kLayers], kUnknownExtent);
   cursor_->install({plan_of(as_stored(*period_with({})))});
   EXPECT_EQ(cursor_->found_extents(1), found);
-  EXPECT_EQ(cursor_->following().plan_number, 1u);
+  EXPECT_EQ(cursor_->following().kind, 1u);
 }
 
 }  // namespace

@@ -68,9 +68,7 @@ TEST_F(UpcomingUsesTest, WhatIsNeededLastStaysWhileAPlanIsFollowed) {
     for (const char* address : planned) const GateScope op(engine_, {address});
     engine_->gate().on_step();
   };
-  const auto is_following = [&] {
-    return engine_->learner()->summary().following.plan_number != 0;
-  };
+  const auto is_following = [&] { return engine_->learner()->summary().following.kind != 0; };
   use_row();
   ASSERT_TRUE(eventually([&] {
     step();

@@ -97,7 +97,7 @@ TEST(VictimOrderTest, ChoosesWhomAWalkThroughAllChooses) {
     const size_t tensors = random.between(1, 12);
     const auto uses = random_uses(random, tensors, ticks);
     const Victim rule = random.chance(0.5) ? Victim::kFarthestNextUse : Victim::kLeastRecentlyUsed;
-    const VictimRow row(uses, ticks, rule);
+    const UsesByTick row(uses, ticks, rule);
     VictimOrder order(row);
     Walk walk(tensors, ticks, rule);
     for (int step = 0; step < 50; ++step) {

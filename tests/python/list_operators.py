@@ -211,7 +211,7 @@ def cases_of(schema: torch._C.FunctionSchema) -> Iterator[Case]:
 
 def main(path: str, with_tencache: bool) -> None:
     warnings.simplefilter("ignore")  # resized outputs; their text does not matter
-    runs_so_far = lambda: 0  # noqa: E731
+    chunks_so_far = lambda: 0  # noqa: E731
     if with_tencache:
         import tencache
         from tencache._library import shim
@@ -219,12 +219,12 @@ def main(path: str, with_tencache: bool) -> None:
 
         tencache.enable()
         doors = shim(running(torch))
-        runs_so_far = lambda: doors.describe()["split_runs"]  # noqa: E731
+        chunks_so_far = lambda: doors.describe()["split_chunks"]  # noqa: E731
     report: dict[str, Any] = {}
     for schema in operators():
         outcomes = report[full_name(schema)] = {}
         for case in cases_of(schema):
-            runs_before = runs_so_far()
+            runs_before = chunks_so_far()
             try:
                 digest, error = call(schema, case), None
             except Exception as raised:
@@ -232,7 +232,7 @@ def main(path: str, with_tencache: bool) -> None:
             outcomes[case.name] = {
                 "digest": digest,
                 "error": error,
-                "runs": runs_so_far() - runs_before,
+                "runs": chunks_so_far() - runs_before,
             }
     result: dict[str, Any] = {"operators": report}
     if with_tencache:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of the begin and the end of a group of collectives."""
+"""What is told of the start and the end of a group of collectives."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def weights_lines(layers=8):
             stack_lines(),
             "8GB",
             ["--link=16GB/s", "--host-memory=32GB", "--disk=2GB/s"],
-            # The disk begins to write when host memory holds 28 of 32 GB, 5.6 s after the begin at
+            # The disk begins to write when host memory holds 28 of 32 GB, 5.6 s after the start at
             # best, and has to write 24 GB at 2 GB/s before the last layer has room: 17.6 s, where
             # the forward pass takes 12.8 of the 38.4 s. So 1.125 is the least. Writing from the
             # first layer on would hide it all, but host memory writes nothing ahead of need.

@@ -124,7 +124,7 @@ from tencache._library import shim
 from tencache._torch_version import running
 tencache.enable()
 def runs():
-    return shim(running(torch)).describe()["split_runs"]
+    return shim(running(torch)).describe()["split_chunks"]
 def tensors(count, size=2048):
     return [torch.arange(size, dtype=torch.float32) + index for index in range(count)]
 def same(left, right):

@@ -160,6 +160,19 @@ def test_so_many() -> None:
     assert found("docs/a.md", "So much for that.\n") == []
 
 
+def test_begin_is_no_noun() -> None:
+    def found(path: str, text: str) -> list[str]:
+        return [str(problem) for problem in check_names.check_begin(PurePosixPath(path), text)]
+
+    assert found("a.h", "int x;  // from the begin on\n") == [
+        "a.h:1: says the begin: a begin is a start"
+    ]
+    assert found("docs/a.md", "It begins.\nAt each begin it waits.\n") == [
+        "docs/a.md:2: says each begin: a begin is a start"
+    ]
+    assert found("a.cpp", "it = row.begin();  // ops begin here\n") == []
+
+
 def test_no_retired_word_is_today_s() -> None:
     assert not set(check_names.RETIRED) & set(check_names.RETIRED.values())
     assert list(check_names.check_retired({})(PurePosixPath("a.h"), "any")) == []

@@ -74,7 +74,10 @@ class PinnedAllocatorTest : public ::testing::Test {
             report({StatusCode::kUnavailable, "There is no GPU today."}, error);
             return nullptr;
           }
-          Result<tencache_pinned*> made = open_pinned(driver_->api(), {ordinal, kBudget});
+          PinnedMemoryConfig config;
+          config.ordinal = ordinal;
+          config.host.budget_bytes = kBudget;
+          Result<tencache_pinned*> made = open_pinned(driver_->api(), std::move(config));
           if (made.is_ok()) return made.value();
           report(made.status(), error);
           return nullptr;

@@ -86,7 +86,7 @@ class PlanCursorFixture : public ::testing::Test, protected PlanSink {
   void play_step_in_one_op() {
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) open(tick);
   }
-  bool is_following() const { return cursor_->following().plan_number != 0; }
+  bool is_following() const { return cursor_->following().kind != 0; }
 
   std::array<Extent, kLayers> extents_;
   std::vector<MoveRequest> evicted_;

@@ -6,11 +6,12 @@
 
 #include "abi/tencache_pinned.h"
 #include "base/status.h"
+#include "memory/cuda/pinned_memory.h"
 #include "platform/cuda/driver_api.h"
 
 namespace tencache {
 
-/// As tencache_pinned_open(). The table must outlive the memory.
-Result<tencache_pinned*> open_pinned(const DriverApi& driver, const tencache_pinned_config& config);
+/// As tencache_pinned_open(), with a budget. The table must outlive the memory.
+Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config);
 
 }  // namespace tencache

@@ -19,12 +19,8 @@ struct tencache_pinned {
 
 namespace tencache {
 
-Result<tencache_pinned*> open_pinned(const DriverApi& driver,
-                                     const tencache_pinned_config& config) {
-  PinnedMemoryConfig made;
-  made.ordinal = config.ordinal;
-  made.host.budget_bytes = config.budget_bytes;
-  Result<std::unique_ptr<PinnedMemory>> memory = PinnedMemory::open(driver, std::move(made));
+Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config) {
+  Result<std::unique_ptr<PinnedMemory>> memory = PinnedMemory::open(driver, std::move(config));
   if (!memory.is_ok()) return memory.status();
   auto pinned = std::make_unique<tencache_pinned>();
   pinned->memory = std::move(memory).value();
@@ -33,11 +29,13 @@ Result<tencache_pinned*> open_pinned(const DriverApi& driver,
 
 namespace {
 
-Result<tencache_pinned*> open_pinned_with_own_driver(const tencache_pinned_config& config) {
+Result<tencache_pinned*> open_pinned_with_own_driver(int ordinal) {
   const Result<DriverApi> loaded = load_driver();
   if (!loaded.is_ok()) return loaded.status();
   auto driver = std::make_unique<DriverApi>(loaded.value());
-  Result<tencache_pinned*> pinned = open_pinned(*driver, config);
+  PinnedMemoryConfig config;
+  config.ordinal = ordinal;
+  Result<tencache_pinned*> pinned = open_pinned(*driver, std::move(config));
   if (pinned.is_ok()) pinned.value()->own_driver = std::move(driver);
   return pinned;
 }
@@ -75,8 +73,8 @@ int state_number(PinnedState state) {
 
 extern "C" {
 
-tencache_pinned* tencache_pinned_open(const tencache_pinned_config* config, tencache_error* error) {
-  const tencache::Result<tencache_pinned*> pinned = tencache::open_pinned_with_own_driver(*config);
+tencache_pinned* tencache_pinned_open(int ordinal, tencache_error* error) {
+  const tencache::Result<tencache_pinned*> pinned = tencache::open_pinned_with_own_driver(ordinal);
   if (pinned.is_ok()) return pinned.value();
   tencache::report(pinned.status(), error);
   return nullptr;
@@ -102,8 +100,6 @@ int tencache_pinned_record_stream(tencache_pinned* pinned, const void* address, 
   tencache::report(noted.status(), error);
   return noted.is_ok() && noted.value() ? 1 : 0;
 }
-
-void tencache_pinned_poll(tencache_pinned* pinned) { pinned->memory->pool().poll(); }
 
 void tencache_pinned_trim(tencache_pinned* pinned) { pinned->memory->pool().trim(); }
 

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 #include "platform/stream_set.h"
 
 namespace tencache {

@@ -10,7 +10,7 @@
 // of the whole device lies loose.
 //
 // A wait for memory is no computing, because the device may run dry, so it cuts a span in two. Both
-// parts are reported as times of the same tick, and the learner adds them up (learn/tick_stream.h).
+// parts are reported as times of the same tick, and the learner adds them up (learn/tick_log.h).
 //
 // Threads: any; a ThreadState belongs to its thread. Threads that queue in one stream at the same
 // moment may shift time between their ticks.

@@ -38,19 +38,19 @@ struct LateFetches {
   uint64_t bytes = 0;
 };
 
-/// The wait of an op for what it names, which a fetch divides into parts. Of each part a device
-/// tells on its own how long it waited: of several tensors under way it may wait for one only.
+/// An op's wait for its extents, in parts that the device times separately: of several tensors
+/// under way it may have waited for only one.
 class OpWait {
  public:
   virtual ~OpWait() = default;
-  /// What the op's streams are made to wait for from now on is another part, if anything was late
-  /// in the one before.
+  /// Begins a new part, unless nothing was late in the current one.
   virtual void begin_part() = 0;
-  /// These belong to the part that has begun.
+  /// These belong to the current part.
   virtual void add(const LateFetches& late) = 0;
 };
 
-/// What is counted of an eviction, read before the extent becomes cold: then anybody may free it.
+/// What the ledger records of an eviction. Copied before the extent becomes cold, because any
+/// thread may free it afterwards.
 struct Departure {
   Departure(const Extent& extent, uint64_t claimed_at, bool copied)
       : extent_id(extent.id.load(std::memory_order_relaxed)),

@@ -88,14 +88,14 @@ class Mover {
   virtual void check_cold_in_child(std::span<Extent* const> /*extents*/) {}
   /// Looks for such writes now, and books them.
   virtual void count_unannounced() {}
-  /// Call before the parts end that the heap tells of its needs: it looks for them no more.
+  /// Ends the search for unannounced writes. Call before the parts end that the heap calls back.
   virtual void stop_looking() {}
 
   /// Takes note of the fetches that have arrived, so that their extents can be evicted; waits for
   /// the others if it may.
   virtual void settle(bool /*may_wait*/) {}
 
-  /// Says what it knows of the tiers below the one that it writes to.
+  /// Fills in sizes and speeds of the tiers below the one that it writes to.
   virtual void describe_below(Machine* /*machine*/) const {}
 
   // What the ledger tells.

@@ -33,7 +33,7 @@ class DiskPatience {
   DiskPatience(const DiskTier* disk, const DiskPatienceConfig& config)
       : disk_(disk), config_(config) {}
 
-  /// Takes note of a pass. Whether it shall be tried again although it freed nothing.
+  /// Records the result of a pass. Returns whether to retry one that freed nothing.
   bool goes_on_after(const EvictionResult& pass, bool is_demanded);
   /// How long to pause before that.
   std::chrono::nanoseconds next_pause();

@@ -67,9 +67,14 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_gu
   };
   std::unordered_map<const Extent*, uint64_t> next_uses;
   if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
-  // What a list op has announced is as near as what a plan foresees. The places that it counts are
+  // What a list op has announced is near, whatever a plan foresees. The places that it counts are
   // no ticks, but as small.
-  if (parts_.upcoming != nullptr) next_uses.merge(parts_.upcoming->next_uses());
+  if (parts_.upcoming != nullptr) {
+    for (const auto& [extent, place] : parts_.upcoming->next_uses()) {
+      uint64_t& next_use = next_uses.try_emplace(extent, place).first->second;
+      next_use = std::min(next_use, place);
+    }
+  }
   std::vector<Candidate> candidates;
   for (const ListedExtent& listed : heap_.extents()) {
     if (!listed.extent->may_be_evicted()) continue;

@@ -30,9 +30,9 @@ constexpr double kSameShare = 0.9;
 // A step that has this part of the only known copy of a kind is a better copy of it: the first step
 // creates what later ones use.
 constexpr double kBetterShare = 0.5;
-// A row of additional ticks may hold a loop, which ends fewer than kTrailingTicksMax ticks before
-// the row does. All searches for it together look at kLoopSearchTicks ticks at most, and try out
-// kLoopsTriedMax loops at most.
+// A sequence of additional ticks may hold a loop, which ends fewer than kTrailingTicksMax ticks
+// before the sequence does. All searches for it together look at kLoopSearchTicks ticks at most,
+// and try out kLoopsTriedMax loops at most.
 constexpr uint64_t kTrailingTicksMax = 16;
 constexpr uint64_t kLoopSearchTicks = uint64_t{1} << 16;
 constexpr int kLoopsTriedMax = 16;
@@ -71,7 +71,7 @@ LearnerSummary Learner::summary() const {
   summary.following = following;
   if (stored_ != nullptr) summary.stored_ticks = stored_->digests.size();
   for (const Kind& kind : published_) {
-    const bool was_followed = kind.number == following.last_period_plan;
+    const bool was_followed = kind.number == following.last_period_kind;
     if (summary.learned != nullptr && !was_followed) continue;
     summary.learned =
         was_followed ? kind.plans.plan_for(following.last_period_born_bytes) : kind.learned;
@@ -110,11 +110,11 @@ void Learner::look() {
   // Times are taken before events, so that the events of these ops are among those drained next.
   const std::vector<OpTime> op_times =
       parts_.op_timer != nullptr ? parts_.op_timer->take_finished() : std::vector<OpTime>();
-  stream_.append(recorder_.drain(&positions_));
-  stream_.append_times(op_times);
+  ticks_.append(recorder_.drain(&positions_));
+  ticks_.append_times(op_times);
   {
     MutexLock lock(mutex_);
-    summary_.events_lost = stream_.lost_count();
+    summary_.events_lost = ticks_.lost_count();
   }
   const Following following = cursor_.following();
   has_new_period_ |= following.periods_ever != periods_seen_;
@@ -124,23 +124,24 @@ void Learner::look() {
   if (has_periods && followed->is_stored) plan_again(followed->number);
   // A stored kind that is followed and not copied exactly hides what this run repeats. So does one
   // of this run, if the program has changed a little.
-  if (has_periods && !followed->is_stored && !is_overdue(*followed)) {
-    guesses_in_vain_ = 0;
-    repeats_from_ = stream_.end();
+  is_followed_ = has_periods && !followed->is_stored;
+  if (is_followed_ && !is_overdue(*followed)) {
+    note_no_guess();
+    repeats_from_ = ticks_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
     // A followed kind may also be only a part of what the marks enclose, or not begin at a mark
     // yet.
-    const std::optional<PeriodPlace> segment = last_segment(stream_);
+    const std::optional<PeriodPlace> segment = last_segment(ticks_);
     const bool has_begin = followed->is_marked || !followed->is_guess;
     if (segment && has_begin && followed->learned->tick_count() >= segment->length) {
-      mark_seen_ = stream_.marks().back();
+      mark_seen_ = ticks_.marks().back();
     } else {
       look_at_marks();
     }
-    plan_again(following.last_period_plan);
+    plan_again(following.last_period_kind);
     return;
   }
-  if (has_periods && !followed->is_stored) plan_again(following.last_period_plan);
+  if (is_followed_) plan_again(following.last_period_kind);
   look_at_marks();
   look_for_repeats();
 }
@@ -174,30 +175,30 @@ void Learner::take_over_extents() {
 }
 
 void Learner::look_at_marks() {
-  if (stream_.marks().empty() || stream_.marks().back() == mark_seen_) return;
-  mark_seen_ = stream_.marks().back();
+  if (ticks_.marks().empty() || ticks_.marks().back() == mark_seen_) return;
+  mark_seen_ = ticks_.marks().back();
   // The first mark shows no whole step. What was recorded before it shows, as soon as it repeats.
-  if (stream_.marks().size() == 1) return;
+  if (ticks_.marks().size() == 1) return;
   repeats_from_ = mark_seen_;
   next_search_at_ = mark_seen_ + kFirstSearchTicks;
-  if (const std::optional<PeriodPlace> place = find_marked_period(stream_)) {
+  if (const std::optional<PeriodPlace> place = find_marked_period(ticks_)) {
     learn({.place = *place, .is_marked = true});
-  } else if (const std::optional<PeriodPlace> segment = last_segment(stream_)) {
+  } else if (const std::optional<PeriodPlace> segment = last_segment(ticks_)) {
     learn_segment(*segment);
   }
 }
 
 void Learner::look_for_repeats() {
-  if (stream_.end() == stream_.begin()) return;
-  const std::optional<PeriodPlace> segment = last_segment(stream_);
+  if (ticks_.end() == ticks_.begin()) return;
+  const std::optional<PeriodPlace> segment = last_segment(ticks_);
   const uint64_t ticks = segment ? segment->length : 0;
   next_search_at_ = std::max(next_search_at_, mark_seen_ + kSegmentsBeforeSearch * ticks);
-  if (stream_.end() < next_search_at_) return;
+  if (ticks_.end() < next_search_at_) return;
   // Between the first two marks the second step is under way, and a part of it is enough.
-  const bool is_second_step = stream_.marks().size() == 1;
+  const bool is_second_step = ticks_.marks().size() == 1;
   const uint64_t old_before = std::max(repeats_from_, mark_seen_);
   for (const PeriodPlace& place :
-       find_repeats(stream_, repeats_from_, stream_.end() - 1, old_before)) {
+       find_repeats(ticks_, repeats_from_, ticks_.end() - 1, old_before)) {
     if (learn({.place = place,
                .peak_bytes_min = peak_bytes_min(),
                .is_guess = is_second_step,
@@ -205,9 +206,9 @@ void Learner::look_for_repeats() {
       break;
     }
   }
-  const uint64_t looked_at = stream_.end() - std::max(stream_.begin(), repeats_from_);
+  const uint64_t looked_at = ticks_.end() - std::max(ticks_.begin(), repeats_from_);
   const uint64_t part = is_second_step ? kSearchPartInSecondStep : kSearchPart;
-  next_search_at_ = stream_.end() + std::max(kFirstSearchTicks, looked_at / part);
+  next_search_at_ = ticks_.end() + std::max(kFirstSearchTicks, looked_at / part);
 }
 
 // A segment is a step of a known kind, perhaps with something between its ops, or a new kind.
@@ -222,7 +223,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
   Comparison comparison;
   for (Kind& kind : kinds_) {
     if (!kind.is_marked) continue;
-    Comparison other = compare(stream_, segment, *kind.learned->period);
+    Comparison other = compare(ticks_, segment, *kind.learned->period);
     if (nearest != nullptr && other.of_period <= comparison.of_period) continue;
     nearest = &kind;
     comparison = std::move(other);
@@ -236,7 +237,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
   }
   const bool is_alike = comparison.of_period >= kBetterShare || comparison.of_segment >= kSameShare;
   if (is_alike && nearest->is_guess) {
-    if (std::optional<Period> period = build_period(stream_, segment, recorder_)) {
+    if (std::optional<Period> period = build_period(ticks_, segment, recorder_)) {
       correct(nearest, std::move(*period));
     }
   } else if (!is_alike && is_worth_a_guess(++guesses_in_vain_)) {
@@ -247,7 +248,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
 // A loop that was found in the second step, before that had ended, from now on begins at its mark.
 // Where it is a stored one in other words, that one goes.
 bool Learner::begin_at_mark(const PeriodPlace& segment) {
-  std::optional<Period> period = build_period(stream_, segment, recorder_);
+  std::optional<Period> period = build_period(ticks_, segment, recorder_);
   if (!period) return false;
   const auto begins_here = [&period](const Kind& kind) {
     return !kind.is_marked && kind.is_guess && kind.learned->period->has_same_ops(*period);
@@ -255,7 +256,7 @@ bool Learner::begin_at_mark(const PeriodPlace& segment) {
   if (std::ranges::none_of(kinds_, begins_here)) return false;
   std::erase_if(kinds_, [&](const Kind& kind) {
     return kind.is_stored &&
-           compare(stream_, segment, *kind.learned->period).of_period >= kBetterShare;
+           compare(ticks_, segment, *kind.learned->period).of_period >= kBetterShare;
   });
   Kind& kind = *std::ranges::find_if(kinds_, begins_here);
   kind.is_marked = true;
@@ -277,7 +278,7 @@ void Learner::learn_addition(const PeriodPlace& addition) {
     const uint64_t ticks = std::min(end - addition.begin, kLoopSearchTicks);
     if (ticks > ticks_left) break;
     ticks_left -= ticks;
-    for (const PeriodPlace& place : find_repeats(stream_, end - ticks, end)) {
+    for (const PeriodPlace& place : find_repeats(ticks_, end - ticks, end)) {
       if (loops_left-- == 0) return;
       if (learn({.place = place, .peak_bytes_min = peak_bytes_min(), .is_addition = true})) {
         additions_in_vain_ = 0;
@@ -298,7 +299,7 @@ bool Learner::is_known_loop(const PeriodPlace& addition) {
     for (uint64_t trailing = 0; trailing < kTrailingTicksMax; ++trailing) {
       if (length + trailing > addition.length) break;
       const PeriodPlace place = {addition.end() - trailing - length, length};
-      if (!is_copy(stream_, place, *kind.learned->period)) continue;
+      if (!is_copy(ticks_, place, *kind.learned->period)) continue;
       confirm(&kind, place);
       look_at_size(&kind, place);
       return true;
@@ -317,8 +318,9 @@ bool Learner::learn(const Candidate& candidate) {
     look_at_size(known, candidate.place);
     return true;
   }
-  std::optional<Period> period = build_period(stream_, candidate.place, recorder_);
+  std::optional<Period> period = build_period(ticks_, candidate.place, recorder_);
   if (!period || period->trace.peak_bytes() < candidate.peak_bytes_min) return false;
+  if (is_followed_ && !came_twice(candidate.place, *period)) return false;
   if (recognise(candidate, *period)) return true;
   if (candidate.is_one_off && !is_worth_a_guess(++additions_in_vain_)) return false;
   add_kind(candidate, std::move(*period));
@@ -359,8 +361,7 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
   const auto is_part = [&](const Kind& kind) {
     if (!kind.learned->period->contains(period)) return false;
     // A step that came twice is better than a longer one that comes no more.
-    const bool is_step = candidate.is_marked && !candidate.is_guess;
-    return !is_step || !has_changed(kind);
+    return !candidate.is_marked || !takes_place_of(kind, period);
   };
   return std::ranges::any_of(kinds_, is_part);
 }

@@ -14,7 +14,9 @@
 // A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
 // cursor finds its extents; from then on the learner recognises copies of it. It may fit but for
 // some ops: another version of the program, another budget, which cuts list ops elsewhere. So until
-// a copy of this run has taken its place, the learner goes on looking while it is followed.
+// a copy of this run has taken its place, the learner goes on looking while it is followed. It does
+// so, too, where a kind of this run was followed for some periods without an exact copy: the cursor
+// passes over ticks that differ, and the program may have changed for good.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -36,7 +38,7 @@
 #include "engine/plan/plan_cursor.h"
 #include "learn/period_search.h"
 #include "learn/recorder.h"
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 namespace tencache {
 
@@ -86,11 +88,11 @@ class Learner {
     uint64_t further_sizes = 0;            // copies of a size for which there was no room
     uint64_t periods = 0;                  // how many whole ones were followed
     uint64_t periods_planned_at = 0;       // `periods` when it was last planned
-    uint64_t periods_at_copy = 0;          // `periods` when the stream last had an exact copy
+    uint64_t periods_at_copy = 0;          // `periods` when the log last had an exact copy
     uint64_t used_at = 0;                  // the last look that found it followed
     uint64_t stall_free_budget_bytes = 0;  // for the sizes of `learned`; 0: not known
   };
-  /// A part of the stream that may be a period.
+  /// A part of the log that may be a period.
   struct Candidate {
     PeriodPlace place;
     uint64_t peak_bytes_min = 0;
@@ -106,7 +108,8 @@ class Learner {
   void look();
   static bool has_changed(const Kind& kind);
   static bool is_overdue(const Kind& kind);
-  bool was_changed_to(const Kind& kind, const Candidate& candidate, const Period& period) const;
+  bool came_twice(const PeriodPlace& place, const Period& period) const;
+  bool takes_place_of(const Kind& kind, const Period& period) const;
   void take_over_extents();
   void look_at_marks();
   void look_for_repeats();
@@ -121,6 +124,7 @@ class Learner {
   void confirm(Kind* kind, const PeriodPlace& place);
   void correct(Kind* kind, Period period);
   bool is_worth_a_guess(uint64_t count);
+  void note_no_guess();
   void plan_again(uint64_t number);
   void look_at_size(Kind* kind, const PeriodPlace& place);
   bool is_for_another_budget(const LearnedPlan& learned) const;
@@ -128,6 +132,7 @@ class Learner {
   void find_stall_free_budget(Kind& kind);
   uint64_t peak_bytes_min() const;
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
+  bool is_full() const;
   void drop_least_used();
 
   const Parts& parts_;
@@ -137,7 +142,7 @@ class Learner {
 
   // Belongs to the worker.
   std::vector<uint64_t> positions_;  // in the recorder's rings
-  TickStream stream_;
+  TickLog ticks_;
   uint64_t mark_seen_ = 0;       // the last mark that was looked at
   uint64_t repeats_from_ = 0;    // where the search for repetitions begins
   uint64_t next_search_at_ = 0;  // the tick from which another search is worthwhile
@@ -145,10 +150,12 @@ class Learner {
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
   uint64_t periods_seen_ = 0;     // whole periods of all kinds
+  bool is_followed_ = false;      // a kind is, and this look asks whether it still should be
   bool has_new_period_ = false;   // that was not looked at yet
   uint64_t looked_at_until_ = 0;  // the end of the period that was looked at last
   uint64_t dropped_ = 0;
-  uint64_t guesses_in_vain_ = 0;    // new kinds since one was followed or confirmed
+  // New kinds since one was followed or confirmed; of a full library, since ever.
+  uint64_t guesses_in_vain_ = 0;
   uint64_t additions_in_vain_ = 0;  // new ones that seemed to be no loop, since one was
 
   std::atomic<bool> is_nudged_{false};

@@ -36,7 +36,7 @@ constexpr Tick kSearchedTicksMax = 3000;
 void Learner::add_kind(const Candidate& candidate, Period period) {
   if (!candidate.is_guess) {
     std::erase_if(kinds_, [&](const Kind& kind) {
-      return period.contains(*kind.learned->period) || was_changed_to(kind, candidate, period);
+      return period.contains(*kind.learned->period) || takes_place_of(kind, period);
     });
   }
   drop_least_used();
@@ -50,27 +50,33 @@ void Learner::add_kind(const Candidate& candidate, Period period) {
 }
 
 // Whether the kind is followed although the program now repeats this period in its place.
-bool Learner::was_changed_to(const Kind& kind, const Candidate& candidate,
-                             const Period& period) const {
-  if (!has_changed(kind) || kind.used_at != look_count_) return false;
+bool Learner::takes_place_of(const Kind& kind, const Period& period) const {
   const size_t ticks = kind.learned->period->digests.size();
-  return candidate.is_marked || 10 * period.digests.size() >= 9 * ticks;
+  return has_changed(kind) && kind.used_at == look_count_ &&
+         10 * period.digests.size() >= 9 * ticks;
+}
+
+// Whether the copy before this one names the same extents, too. Else a program that names others in
+// each step, such as buffers in turn, would seem to repeat every step.
+bool Learner::came_twice(const PeriodPlace& place, const Period& period) const {
+  const bool was_recorded = place.begin > ticks_.begin() + place.length;
+  return was_recorded && is_copy(ticks_, {place.begin - place.length, place.length}, period);
 }
 
 Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
   for (Kind& kind : kinds_) {
-    if (is_copy(stream_, place, *kind.learned->period)) return &kind;
+    if (is_copy(ticks_, place, *kind.learned->period)) return &kind;
   }
   return nullptr;
 }
 
 // The second copy shows what was a guess after the first.
 void Learner::confirm(Kind* kind, const PeriodPlace& place) {
-  guesses_in_vain_ = 0;
+  note_no_guess();
   kind->periods_at_copy = kind->periods;
   if (!kind->is_guess) return;
   kind->is_guess = false;
-  std::optional<Period> period = build_period(stream_, place, recorder_);
+  std::optional<Period> period = build_period(ticks_, place, recorder_);
   if (period && period->is_like(*kind->learned->period)) {
     kind->periods_planned_at = kind->periods;
     plan_period(kind, std::move(*period));
@@ -93,8 +99,16 @@ bool Learner::is_worth_a_guess(uint64_t count) {
   return false;
 }
 
+bool Learner::is_full() const { return kinds_.size() >= kKindsMax; }
+
+// Of more kinds in turn than there is room for, each would take the place of the one whose turn
+// comes next.
+void Learner::note_no_guess() {
+  if (!is_full()) guesses_in_vain_ = 0;
+}
+
 void Learner::drop_least_used() {
-  if (kinds_.size() < kKindsMax) return;
+  if (!is_full()) return;
   kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
     return a.used_at < b.used_at;
   }));
@@ -107,8 +121,8 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   const uint64_t new_periods = following.periods_ever - periods_seen_;
   periods_seen_ = following.periods_ever;
   for (Kind& kind : kinds_) {
-    if (kind.number == following.last_period_plan) kind.periods += new_periods;
-    if (kind.number != following.plan_number) continue;
+    if (kind.number == following.last_period_kind) kind.periods += new_periods;
+    if (kind.number != following.kind) continue;
     kind.used_at = look_count_;
     followed = &kind;
   }
@@ -122,7 +136,7 @@ void Learner::plan_again(uint64_t number) {
   if (!has_new_period_) return;
   for (Kind& kind : kinds_) {
     if (kind.number != number) continue;
-    const std::optional<PeriodPlace> place = find_copy(stream_, *kind.learned->period);
+    const std::optional<PeriodPlace> place = find_copy(ticks_, *kind.learned->period);
     if (!place || place->end() <= looked_at_until_) return;
     looked_at_until_ = place->end();
     has_new_period_ = false;
@@ -130,7 +144,7 @@ void Learner::plan_again(uint64_t number) {
     look_at_size(&kind, *place);
     if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
     kind.periods_planned_at = kind.periods;
-    std::optional<Period> period = build_period(stream_, *place, recorder_);
+    std::optional<Period> period = build_period(ticks_, *place, recorder_);
     if (!period || !period->is_like(*kind.learned->period)) return;
     kind.is_guess = false;
     plan_period(&kind, std::move(*period));
@@ -139,7 +153,7 @@ void Learner::plan_again(uint64_t number) {
   }
 }
 
-// The program may change its budget, and other processes take and give back memory of the GPU.
+// The program may change its budget, and other processes take memory of the GPU.
 bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
   const uint64_t planned = learned.machine.budget_bytes;
   const uint64_t now = parts_.machine->budget_bytes();
@@ -149,13 +163,13 @@ bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
 // Plans the kind for the sizes of this copy unless it has a plan for similar ones under this
 // budget. It is the cost of a plan, not of following it, that forbids one for each size.
 void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  const auto known = kind->plans.plan_for(born_bytes(stream_, place));
+  const auto known = kind->plans.plan_for(born_bytes(ticks_, place));
   if (known != nullptr && !is_for_another_budget(*known)) return;
   // More sizes than there is room for would be planned again and again.
   if (known == nullptr && kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) {
     return;
   }
-  std::optional<Period> period = build_period(stream_, place, recorder_);
+  std::optional<Period> period = build_period(ticks_, place, recorder_);
   if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
 }
 
@@ -171,6 +185,9 @@ void Learner::plan_period(Kind* kind, Period period) {
   const std::shared_ptr<const LearnedPlan> learned =
       make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
   const bool is_replan = kind->learned != nullptr;
+  if (is_replan && !kind->learned->period->is_same_kind(*learned->period)) {
+    kind->periods_at_copy = kind->periods;
+  }
   // What was found for an earlier plan of these sizes stands until it is looked for anew.
   if (!is_replan || kind->learned->period->born_bytes != learned->period->born_bytes) {
     kind->stall_free_budget_bytes = 0;
@@ -218,7 +235,7 @@ void Learner::find_stall_free_budget(Kind& kind) {
     const Machine slower = learned.machine.at_speed(1 - kSpeedErrorShare);
     bytes = budget_with_headroom(
         stall_free_budget(learned.period->trace, slower, kStallShareMax, [this] {
-          stream_.append(recorder_.drain(&positions_));  // the rings go on filling
+          ticks_.append(recorder_.drain(&positions_));  // the rings go on filling
           return !is_stopping();
         }));
   }

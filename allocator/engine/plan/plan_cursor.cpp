@@ -133,6 +133,9 @@ void PlanCursor::pass_over(Tick count) {
     position_ = (position_ + 1) % current_->plan().tick_count();
     if (position_ == 0) end_period();
   }
+  for (const uint32_t tensor : current_->plan().moves.fetches_at.at(position_)) {
+    std::erase(evicted, tensor);
+  }
   append_evictions(evicted);
 }
 
@@ -239,11 +242,11 @@ void PlanCursor::end_period() {
     ++following_.periods_ever;
     const uint64_t number = current_->plan().number;
     const uint64_t born_bytes = current_->plan().period->born_bytes;
-    if (number != following_.last_period_plan || born_bytes != following_.last_period_born_bytes) {
+    if (number != following_.last_period_kind || born_bytes != following_.last_period_born_bytes) {
       following_.last_times = {};
     }
     following_.last_times.add(now - period_begin_ns_);
-    following_.last_period_plan = number;
+    following_.last_period_kind = number;
     following_.last_period_born_bytes = born_bytes;
     sink_.on_period();
   }
@@ -260,7 +263,7 @@ void PlanCursor::get_lost() {
 void PlanCursor::give_up_place() {
   if (current_ != nullptr && current_->roles) current_->roles->give_up();
   current_ = nullptr;
-  following_.plan_number = 0;
+  following_.kind = 0;
   following_.periods = 0;
   is_whole_ = false;
   is_surprised_ = false;
@@ -375,16 +378,18 @@ void PlanCursor::remember(uint64_t digest) {
   ++history_count_;
 }
 
-// A plan of the same kind has the same tensors. Of another one only what is always there is known.
-// The smallest of the kind's plans that is for so many bytes, else the largest.
+// The kind's plan for about so many bytes, else the smallest that is for more, else the largest.
 size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
+  const auto similar = kind.plan_for(born_bytes);
   size_t place = 0;
-  while (place + 1 < kind.plans.size() && kind.plans[place]->period->born_bytes < born_bytes) {
+  while (place + 1 < kind.plans.size() && kind.plans[place] != similar &&
+         (similar != nullptr || kind.plans[place]->period->born_bytes < born_bytes)) {
     ++place;
   }
   return place;
 }
 
+// A plan of the same kind has the same tensors. Of another one only what is always there is known.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   bound_plan->chosen = place_of_size(bound_plan->kind, old->plan().period->born_bytes);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
@@ -430,7 +435,7 @@ void PlanCursor::install(const std::vector<LearnedKind>& kinds,
   bound_plans.reserve(kinds.size());
   for (const LearnedKind& kind : kinds) bound_plans.push_back(bind(kind, by_id));
   MutexLock lock(mutex_);
-  const uint64_t followed = following_.plan_number;
+  const uint64_t followed = following_.kind;
   bool has_same_ops = false;
   for (BoundPlan& bound_plan : bound_plans) {
     for (BoundPlan& old : bound_plans_) {
@@ -457,10 +462,10 @@ Following PlanCursor::following() const {
   return following_;
 }
 
-std::vector<uint64_t> PlanCursor::found_extents(uint64_t plan_number) const {
+std::vector<uint64_t> PlanCursor::found_extents(uint64_t kind) const {
   MutexLock lock(mutex_);
   for (const BoundPlan& bound_plan : bound_plans_) {
-    if (bound_plan.roles && bound_plan.kind.number() == plan_number) {
+    if (bound_plan.roles && bound_plan.kind.number() == kind) {
       return bound_plan.roles->extent_ids();
     }
   }

@@ -50,10 +50,10 @@ namespace tencache {
 
 /// How well one plan was followed.
 struct Following {
-  uint64_t plan_number = 0;             // 0: none is followed now
+  uint64_t kind = 0;                    // 0: none is followed now
   uint64_t periods = 0;                 // whole ones in a row
   uint64_t periods_ever = 0;            // whole ones of all plans
-  uint64_t last_period_plan = 0;        // the plan of the last whole one
+  uint64_t last_period_kind = 0;        // the plan of the last whole one
   uint64_t last_period_born_bytes = 0;  // and the sizes that it was made for
   PeriodTimes last_times;               // of that plan and these sizes
   uint64_t ticks_followed = 0;          // of all plans, since the start
@@ -62,7 +62,7 @@ struct Following {
   uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
-/// When the cursor gives the fetches that may start at the begin of an op, and that others need.
+/// When the cursor gives the fetches that may start at the start of an op, and that others need.
 enum class FetchTime : uint8_t {
   kAtOpen,   // the op computes while it is open
   kAtClose,  // the op is only queued while it is open; what it allocates comes first
@@ -112,7 +112,7 @@ class PlanCursor final : public NextUses {
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
   /// For a stored kind, Period::extent_ids as far as they are known by now; else empty.
-  std::vector<uint64_t> found_extents(uint64_t plan_number) const TENCACHE_EXCLUDES(mutex_);
+  std::vector<uint64_t> found_extents(uint64_t kind) const TENCACHE_EXCLUDES(mutex_);
 
   /// Empty while lost.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
@@ -224,7 +224,7 @@ class PlanCursor final : public NextUses {
   std::vector<Place> candidates_ TENCACHE_GUARDED_BY(mutex_);
   uint32_t candidate_ticks_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that all of them have fitted
   uint64_t last_plan_ TENCACHE_GUARDED_BY(mutex_) = 0;        // the plan that was followed last
-  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its begin
+  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its start
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -134,7 +134,7 @@ void PlanCursor::find_place(uint64_t digest, std::span<Extent* const> extents) {
 
 void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents) {
   current_ = &bound_plans_[place.bound_plan];
-  following_.plan_number = last_plan_ = current_->plan().number;
+  following_.kind = last_plan_ = current_->plan().number;
   following_.periods = 0;
   is_whole_ = false;
   is_surprised_ = false;

@@ -29,8 +29,8 @@ namespace tencache {
 
 class StoredRoles {
  public:
-  /// When a tick agrees that names tensors for which no extent stands yet: if the sizes do, or if
-  /// besides another extent of it is known.
+  /// How to judge a tick whose tensors have no extent yet: it agrees if the sizes do (kMayBeIt), or
+  /// only if another of its extents is known (kBesideKnown).
   enum class Unknown : uint8_t { kMayBeIt, kBesideKnown };
 
   explicit StoredRoles(std::shared_ptr<const Period> period);
@@ -47,8 +47,8 @@ class StoredRoles {
   /// Whether the ticks that were seen last may be those before `tick`, and one of them or `tick`
   /// names an extent that tells. Digests alone may be those of another program.
   bool fits_seen(Tick tick) const;
-  /// Whether the period's ticks before `tick`, from its begin on, are those seen last, and the one
-  /// before them was of something else. The program then comes to its first step.
+  /// Whether the period's ticks before `tick`, from its beginning on, are those seen last, and the
+  /// one before them was of something else. The program then comes to its first step.
   bool has_begun_at(Tick tick) const;
   /// Forgets the ticks that were seen: the next one does not follow them.
   void forget_seen() { seen_count_ = 0; }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UpcomingUses: what the program is about to name, known without having been learned. A list
-// operator that is cut into runs (shim/list_split.h) knows what all of them name before the first
-// begins. So already the first step of an optimizer is a pipeline: while one run computes, what the
-// next one names is fetched, and what no later run names leaves first. The least recently used
-// would be the worst victims there: they are just those that the next run names.
+// operator that is cut into chunks (shim/list_split.h) knows what all of them name before the first
+// begins. So already the first step of an optimizer is a pipeline: while one chunk computes, what
+// the next one names is fetched, and what no later chunk names leaves first. The least recently
+// used would be the worst victims there: they are just those that the next chunk names.
 //
-// Where a plan foresaw the run, it knows the next ones and all that comes after them, so then
+// Where a plan foresaw the chunk, it knows the next ones and all that comes after them, so then
 // nothing is requested here.
 //
-// Threads: any. The row given last counts, whoever gave it. mutex_ is a leaf lock.
+// Threads: any. Only the latest sequence counts, whichever thread passed it. mutex_ is a leaf lock.
 #pragma once
 
 #include <atomic>
@@ -34,14 +34,14 @@ class UpcomingUses final : public NextUses {
   /// Whether any use is still to come. If not, on_tick() may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
 
-  /// The calling thread will name these in this order. An empty row takes back its last one.
+  /// The calling thread will name these in this order. An empty sequence takes back its last one.
   void expect(std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
   /// An op has opened that names these, and has them all. A plan may have foreseen it.
   void on_tick(std::span<Extent* const> extents, bool is_foreseen) TENCACHE_EXCLUDES(mutex_);
 
   /// Bytes that were requested here and have not begun to come.
   uint64_t missing_bytes() const TENCACHE_EXCLUDES(mutex_);
-  /// Places in the row, from where the program is; empty when nothing is expected.
+  /// Places in the sequence, from where the program is; empty when nothing is expected.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -21,7 +21,7 @@ struct CudaExtent : Extent {
   Frame frame;
   /// The stream it was allocated on, which may reuse it as soon as it is freed. CudaHeap writes
   /// this while nobody else has the extent; snapshots read it at any time.
-  std::atomic<StreamSet> home{kNoStreams};
+  std::atomic<StreamSet> owner{kNoStreams};
   /// The program has announced that a stream uses it (record_stream), perhaps before queueing that
   /// use.
   std::atomic<bool> is_recorded{false};
@@ -31,7 +31,7 @@ struct CudaExtent : Extent {
   HostBlock host_block;
   DeviceHash copy_hash;
 
-  /// The number of its free (memory/cuda/home_marks.h). Written by the thread that retires it.
+  /// The number of its free (memory/cuda/free_marks.h). Written by the thread that retires it.
   uint64_t free_number = 0;
 
   /// Bytes of the block that the program has, or had last.

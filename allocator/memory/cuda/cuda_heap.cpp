@@ -55,7 +55,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       streams_(streams),
       host_(host),
       disk_(disk),
-      home_marks_(streams),
+      free_marks_(streams),
       pool_(reinterpret_cast<char*>(arena.base()), arena.bytes()) {
   SegmentSource& source = *this;
   small_blocks_.emplace(streams, source, use_);
@@ -129,7 +129,7 @@ Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, Stre
   release_spare_copy(extent);  // left by a migration that noticed the free only later
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->id = next_id();
-  extent->home.store(stream, std::memory_order_relaxed);
+  extent->owner.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->revive();
@@ -207,7 +207,7 @@ CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requeste
     extent = pool_.take(address, bytes);
   }
   extent->frame = std::move(frame);
-  extent->home.store(stream, std::memory_order_relaxed);
+  extent->owner.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
   extent->id = next_id();
@@ -387,7 +387,7 @@ void CudaHeap::free(void* address) {
       release_copy(extent);
       give_back_addresses(extent);
       break;
-    case Retired::kLeftToDemotion:
+    case Retired::kLeftToClaimer:
       break;
   }
   shrink_now_and_then();
@@ -478,7 +478,7 @@ bool CudaHeap::is_valid() const {
        extent = AgeList::next(extent)) {
     if (extent->is_in_runs) run_bytes += extent->bytes;
   }
-  for (const auto& [home, runs] : cached_runs_) {
+  for (const auto& [owner, runs] : cached_runs_) {
     if (!runs.is_valid() || runs.bytes() > run_bytes) return false;
     run_bytes -= runs.bytes();
   }

@@ -10,7 +10,7 @@
 // extent that further streams have used waits until they have reached marks that were made at its
 // free. A thread waits for the device only when the frame itself is wanted, for a request of
 // another size or for an extent that comes back. Even then it waits only for the moment of the free
-// (memory/cuda/home_marks.h).
+// (memory/cuda/free_marks.h).
 //
 // A request of another size takes a stretch of its stream's cached memory, where borders of handles
 // allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from free handles and new
@@ -22,7 +22,7 @@
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
-//   2. No stream but its home has used a cached extent since the marks that the others had to
+//   2. No stream but its owner has used a cached extent since the marks that the others had to
 //      reach. An extent that still waits for them is Cached, too, and in waiting_.
 //   3. Frames, including free ones, and segments of small blocks never exceed the budget.
 //   4. Free and cached frames are never more than is worth keeping, as far as threads that allocate
@@ -45,8 +45,8 @@
 #include "memory/cached_runs.h"
 #include "memory/cuda/block_pool.h"
 #include "memory/cuda/cuda_extent.h"
+#include "memory/cuda/free_marks.h"
 #include "memory/cuda/heap_observer.h"
-#include "memory/cuda/home_marks.h"
 #include "memory/cuda/private_pools.h"
 #include "memory/cuda/program_use.h"
 #include "memory/cuda/stream_quarantine.h"
@@ -119,8 +119,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// The same for slots of extents that are resident, or cold with their bytes in host memory, too.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool may_give_up_slot(const CudaExtent& extent) const;
-  /// Gives up what claim_for_demotion() took. Ends the extent if it was freed meanwhile.
-  void end_demotion(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
+  void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
   /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
   /// allocates or frees.
@@ -128,13 +128,12 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   DeviceArena& arena() { return arena_; }
   StreamNumbers& streams() { return streams_; }
-  const BlockPool& small_blocks() const { return *small_blocks_; }
 
  private:
   friend class CudaHeapView;  // reads what the program asks about
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
-  using Key = std::pair<uint64_t, StreamSet>;  // bytes, home
+  using Key = std::pair<uint64_t, StreamSet>;  // bytes, owner
 
   bool is_cold_usable() const override { return false; }
   uint64_t device_bytes_max() const override { return total_bytes_; }
@@ -166,12 +165,13 @@ class CudaHeap final : public Heap, private SegmentSource {
       TENCACHE_EXCLUDES(mutex_);
   void list_in_runs() TENCACHE_REQUIRES(mutex_);
   CachedRuns& runs_of(const CudaExtent& extent) TENCACHE_REQUIRES(mutex_);
-  std::optional<CUdeviceptr> find_stretch(uint64_t bytes, StreamSet home) TENCACHE_REQUIRES(mutex_);
+  std::optional<CUdeviceptr> find_stretch(uint64_t bytes, StreamSet owner)
+      TENCACHE_REQUIRES(mutex_);
   std::optional<CUdeviceptr> find_in_run(std::span<const char> run, uint64_t bytes) const
       TENCACHE_REQUIRES(mutex_);
   std::vector<CudaExtent*> take_stretch(CUdeviceptr begin, uint64_t bytes)
       TENCACHE_REQUIRES(mutex_);
-  void cache_rest(CUdeviceptr address, Frame frame, StreamSet home, uint64_t free_number)
+  void cache_rest(CUdeviceptr address, Frame frame, StreamSet owner, uint64_t free_number)
       TENCACHE_EXCLUDES(mutex_);
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
@@ -182,9 +182,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);
   static Key key_of(const CudaExtent& extent) {
-    return {extent.bytes, extent.home.load(std::memory_order_relaxed)};
+    return {extent.bytes, extent.owner.load(std::memory_order_relaxed)};
   }
-  Status mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks);
+  Status mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks);
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
@@ -222,7 +222,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   HostTier* const host_;
   DiskTier* const disk_;  // below the host tier, or null
 
-  HomeMarks home_marks_;
+  FreeMarks free_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
   std::atomic<uint64_t> waiting_bytes_{0};  // of extents in waiting_
   std::atomic<uint64_t> frees_{0};          // of extents
@@ -235,7 +235,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
   std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
   std::map<const char*, CudaExtent*> cached_by_address_ TENCACHE_GUARDED_BY(mutex_);
-  std::map<StreamSet, CachedRuns> cached_runs_ TENCACHE_GUARDED_BY(mutex_);  // by home
+  std::map<StreamSet, CachedRuns> cached_runs_ TENCACHE_GUARDED_BY(mutex_);  // by owner
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -50,7 +50,7 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
     unlink_cached(extent);
   }
   std::vector<StreamMark> marks;
-  Status status = mark_home(*extent, &marks);
+  Status status = mark_owner(*extent, &marks);
   if (status.is_ok() && StreamNumbers::is_one_stream(stream)) {
     status = streams_.hold_back(stream, marks);
   } else {
@@ -69,17 +69,18 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
 
 // Marks what the stream that freed the extent may still have queued. Where many streams share a
 // bit, they have been waited for already.
-Status CudaHeap::mark_home(const CudaExtent& extent, std::vector<StreamMark>* marks) {
-  const StreamSet home = extent.home.load(std::memory_order_relaxed);
-  if (!StreamNumbers::is_one_stream(home)) return Status::ok();
-  return streams_.mark_all(home, marks);
+Status CudaHeap::mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks) {
+  const StreamSet owner = extent.owner.load(std::memory_order_relaxed);
+  if (!StreamNumbers::is_one_stream(owner)) return Status::ok();
+  return streams_.mark_all(owner, marks);
 }
 
 // REQUIRES: the extent has just become Cached, so it is in no list and only this thread has it.
 void CudaHeap::cache(CudaExtent* extent) {
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   release_spare_copy(extent);
-  extent->free_number = home_marks_.note_free(extent->home.load(), extent->bytes, bytes_per_mark());
+  extent->free_number =
+      free_marks_.note_free(extent->owner.load(), extent->bytes, bytes_per_mark());
   const StreamSet others = others_of(*extent);
   if (others != kNoStreams) {
     waiting_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
@@ -96,14 +97,14 @@ bool CudaHeap::is_scarce() const { return budget_.is_scarce(budget_.limit() / kS
 uint64_t CudaHeap::bytes_per_mark() {
   const bool are_wanted = frees_to_mark_.load(std::memory_order_relaxed) > 0;
   if (are_wanted) frees_to_mark_.fetch_sub(1, std::memory_order_relaxed);
-  if (!are_wanted && !is_scarce()) return HomeMarks::kNoMark;
+  if (!are_wanted && !is_scarce()) return FreeMarks::kNoMark;
   return std::max(allowed_bytes() / kMarksPerAllowed, granularity_);
 }
 
 StreamSet CudaHeap::others_of(const CudaExtent& extent) {
   const StreamSet used_by = extent.used_by.load(std::memory_order_relaxed);
-  const StreamSet home = extent.home.load(std::memory_order_relaxed);
-  return StreamNumbers::is_one_stream(home) ? used_by & ~home : used_by;
+  const StreamSet owner = extent.owner.load(std::memory_order_relaxed);
+  return StreamNumbers::is_one_stream(owner) ? used_by & ~owner : used_by;
 }
 
 void CudaHeap::link_cached(CudaExtent* extent) {
@@ -142,7 +143,7 @@ void CudaHeap::gather_handles(uint64_t bytes) {
   uint64_t missing_bytes = frames_.missing(bytes);
   if (missing_bytes == 0 || !has_cached()) return;
   frees_to_mark_.store(kFreesToMark, std::memory_order_relaxed);
-  home_marks_.poll();
+  free_marks_.poll();
   while (destroy(take_oldest(missing_bytes, true, bytes)) > 0) {
     const uint64_t missing_before = std::exchange(missing_bytes, frames_.missing(bytes));
     if (missing_bytes == 0 || missing_bytes >= missing_before) return;
@@ -177,7 +178,7 @@ void CudaHeap::shrink_now_and_then() {
 
 uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
   poll_waiting(Patience::kNone);
-  home_marks_.poll();
+  free_marks_.poll();
   return destroy(take_oldest(bytes, true));
 }
 
@@ -225,7 +226,7 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle,
     // Skip it while an op pins it or an eviction still reads its bytes.
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
     const CudaExtent* cuda = of_cuda(extent);
-    if (are_idle && !home_marks_.is_over(cuda->home, cuda->free_number)) continue;
+    if (are_idle && !free_marks_.is_over(cuda->owner, cuda->free_number)) continue;
     if (smallest_handle_of(cuda->frame) > handle_bytes_max) continue;
     unlink_cached(of_cuda(extent));
     taken.push_back(of_cuda(extent));
@@ -243,7 +244,7 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
   uint64_t destroyed_count = 0;
   for (CudaExtent* extent : extents) {
     const uint64_t bytes = extent->bytes;
-    if (home_marks_.wait(extent->home, extent->free_number) && extent->claim_for_trim()) {
+    if (free_marks_.wait(extent->owner, extent->free_number) && extent->claim_for_trim()) {
       const Status status = take_away_frame(extent);
       if (status.is_ok()) {
         // In this order, so that the bytes never count as live.

@@ -66,7 +66,7 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
         if (!extent->host_block.is_valid()) release_copy(extent);
       }
       extent->release_busy();
-    } else if (extent->claim_for_demotion()) {
+    } else if (extent->claim_cold()) {
       // A block beyond the budget goes when the extent returns; then the slot is the only copy.
       const bool has_block =
           extent->host_block.is_valid() && !extent->host_block.is_beyond_budget();
@@ -74,14 +74,14 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
         dropped_bytes += extent->slot.bytes;
         release_slot(extent);
       }
-      end_demotion(extent);
+      release_cold(extent);
     }
   }
   return dropped_bytes;
 }
 
-void CudaHeap::end_demotion(CudaExtent* extent) {
-  if (extent->end_demotion()) return;
+void CudaHeap::release_cold(CudaExtent* extent) {
+  if (extent->release_cold()) return;
   release_copy(extent);
   give_back_addresses(extent);
 }

@@ -81,14 +81,14 @@ void CudaHeap::list_in_runs() {
 }
 
 CachedRuns& CudaHeap::runs_of(const CudaExtent& extent) {
-  const StreamSet home = extent.home.load(std::memory_order_relaxed);
+  const StreamSet owner = extent.owner.load(std::memory_order_relaxed);
   const char* const base = reinterpret_cast<const char*>(arena_.base());
-  return cached_runs_.try_emplace(home, base, arena_.bytes()).first->second;
+  return cached_runs_.try_emplace(owner, base, arena_.bytes()).first->second;
 }
 
-std::optional<CUdeviceptr> CudaHeap::find_stretch(uint64_t bytes, StreamSet home) {
+std::optional<CUdeviceptr> CudaHeap::find_stretch(uint64_t bytes, StreamSet owner) {
   list_in_runs();
-  const auto runs = cached_runs_.find(home);
+  const auto runs = cached_runs_.find(owner);
   if (runs == cached_runs_.end()) return std::nullopt;
   for (const std::span<const char> run : runs->second.tightest(bytes, kRunsLookedAtMax)) {
     if (const std::optional<CUdeviceptr> begin = find_in_run(run, bytes)) return begin;
@@ -175,8 +175,8 @@ CudaExtent* CudaHeap::cut_cached(uint64_t requested_bytes, uint64_t bytes, Strea
 }
 
 // `free_number` is that of the extent that it was a part of.
-void CudaHeap::cache_rest(CUdeviceptr address, Frame frame, StreamSet home, uint64_t free_number) {
-  CudaExtent* extent = begin_extent(reinterpret_cast<char*>(address), std::move(frame), 0, home);
+void CudaHeap::cache_rest(CUdeviceptr address, Frame frame, StreamSet owner, uint64_t free_number) {
+  CudaExtent* extent = begin_extent(reinterpret_cast<char*>(address), std::move(frame), 0, owner);
   extent->free_number = free_number;
   (void)extent->retire();
   MutexLock lock(mutex_);

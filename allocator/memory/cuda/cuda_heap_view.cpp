@@ -62,7 +62,7 @@ std::optional<FoundBlock> CudaHeapView::find_block(const void* address) const {
                       begin,
                       block_bytes,
                       extent->requested_bytes.load(std::memory_order_relaxed),
-                      of_gpu.home.load(std::memory_order_relaxed),
+                      of_gpu.owner.load(std::memory_order_relaxed),
                       CudaHeap::others_of(of_gpu) != kNoStreams,
                       0};
   }
@@ -103,7 +103,7 @@ std::vector<SegmentView> CudaHeapView::segments() const {
       SegmentView& view = views.emplace_back();
       view.address = block.address;
       view.bytes = extent.bytes;
-      view.owner = extent.home.load(std::memory_order_relaxed);
+      view.owner = extent.owner.load(std::memory_order_relaxed);
       view.is_extent = true;
       view.is_resident = has_frame(state);
       view.blocks = {block};

@@ -74,7 +74,9 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   made->timed_pinner_ = std::make_unique<TimedPinner>(*made->pinner_);
   if (config.host.budget_bytes == 0) {
     config.host.budget_bytes = all_memory(probe_memory());
-    config.host.remedy = "That is all memory of the machine or its container.";
+    config.host.remedy =
+        "The budget is all memory of the machine or its container: allocate less, or raise the "
+        "container's limit.";
   }
   config.host.node = gpu.facts().numa_node;
   config.host.first_chunk_bytes = kFirstChunkBytes;

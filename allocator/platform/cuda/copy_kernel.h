@@ -2,8 +2,7 @@
 //
 // CopyKernel: copies between device memory and pinned host memory by the GPU's multiprocessors, in
 // a stream. It serves where the GPU's copy engines are slower, which a measurement decides. A few
-// multiprocessors saturate the link; meanwhile the program's kernels lack them. It has not run on a
-// GPU yet. Threads: any.
+// multiprocessors saturate the link; meanwhile the program's kernels lack them. Threads: any.
 #pragma once
 
 #include <cuda.h>

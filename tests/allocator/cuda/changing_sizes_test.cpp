@@ -212,9 +212,7 @@ TEST_F(ChangingSizesTest, SizesThatRepeatAreBuiltOnce) {
 // The peak of a phase is forgotten after a while, and with it what was kept for the next one.
 TEST_F(ChangingSizesTest, APhaseThatIsOverGivesItsMemoryBack) {
   const CUstream stream = engine_.make_stream();
-  const auto reserved_bytes = [this] {
-    return engine_.device().view().frames().all.bytes.current;
-  };
+  const auto reserved_bytes = [this] { return engine_.device().view().frames().all.bytes.current; };
   now = LivePeak::kWindowNs;
   std::vector<char*> tensors;
   for (int count = 0; count < 10; ++count) tensors.push_back(allocate(30 * kMiB, stream));

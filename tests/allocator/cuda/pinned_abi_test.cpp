@@ -21,6 +21,13 @@ namespace {
 
 constexpr uint64_t kBudget = 256 * kKiB;
 
+PinnedMemoryConfig config_of(int ordinal) {
+  PinnedMemoryConfig config;
+  config.ordinal = ordinal;
+  config.host.budget_bytes = kBudget;
+  return config;
+}
+
 class PinnedAbiTest : public ::testing::Test {
  protected:
   PinnedAbiTest() {
@@ -28,7 +35,7 @@ class PinnedAbiTest : public ::testing::Test {
     context_.emplace(driver_->api());
     EXPECT_EQ(driver_->api().cuStreamCreateWithPriority(&stream_, CU_STREAM_NON_BLOCKING, 0),
               CUDA_SUCCESS);
-    const Result<tencache_pinned*> made = open_pinned(driver_->api(), {0, kBudget});
+    const Result<tencache_pinned*> made = open_pinned(driver_->api(), config_of(0));
     TENCACHE_CHECK(made.is_ok(), "%s", made.status().message().c_str());
     pinned_ = made.value();
   }
@@ -89,7 +96,7 @@ TEST_F(PinnedAbiTest, MemoryIsCountedUntilStreamsAreDoneWithIt) {
   EXPECT_EQ(blocks[0].state, TENCACHE_BLOCK_ALLOCATED);
   EXPECT_EQ(blocks[1].state, TENCACHE_BLOCK_PENDING_FREE);
   driver_->wait_until_idle();
-  tencache_pinned_poll(pinned_);
+  tencache_pinned_trim(pinned_);
   EXPECT_EQ(stats().waiting_count, 0u);
   tencache_pinned_free(pinned_, first);
   EXPECT_EQ(stats().bytes.current, 0u);
@@ -145,7 +152,7 @@ TEST_F(PinnedAbiTest, PoolsKeepWhatIsFreedInThem) {
 TEST_F(PinnedAbiTest, RefusalsAreReported) {
   EXPECT_EQ(tencache_pinned_allocate(pinned_, 2 * kBudget, &error_), nullptr);
   EXPECT_EQ(error_.code, TENCACHE_OUT_OF_MEMORY);
-  EXPECT_FALSE(open_pinned(driver_->api(), {7, kBudget}).is_ok());
+  EXPECT_FALSE(open_pinned(driver_->api(), config_of(7)).is_ok());
 }
 
 }  // namespace

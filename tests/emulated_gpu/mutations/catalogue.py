@@ -237,7 +237,7 @@ MUTATIONS = [
     Mutation(
         "freed memory is given back before its last kernel has run",
         "allocator/memory/cuda/cuda_heap_cache.cpp",
-        "home_marks_.wait(extent->home, extent->free_number) && extent->claim_for_trim()",
+        "free_marks_.wait(extent->owner, extent->free_number) && extent->claim_for_trim()",
         "extent->claim_for_trim()",
         "emptied_cache",
     ),

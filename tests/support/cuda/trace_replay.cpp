@@ -234,7 +234,7 @@ ReplayResult TraceReplay::run() {
     status = run_period();
   }
   const bool has_learned = periods_followed() >= config_.learned_after;
-  if (status.is_ok() && has_learned) status = run_period();  // with the last plan from its begin
+  if (status.is_ok() && has_learned) status = run_period();  // with the last plan from its start
   const Stats& stats = engine_->settled_stats();
   const uint64_t early = stats.early_fetches;
   const uint64_t late = stats.late_fetches;

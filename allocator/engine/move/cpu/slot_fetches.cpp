@@ -172,7 +172,7 @@ void SlotFetches::fetch_to_evict(std::span<Extent* const> extents) {
     ledger_.bytes_ahead.fetch_add(bytes);
     furnish(&fetch);
     take_room_of_written(fetch.extent, fetch.room_bytes);
-    has_room(&fetch);
+    note_room_taken(&fetch);
   }
   move_in(fetches, &left_cold);
   for (Extent* extent : to_merge) (void)extent->take_ahead();
@@ -313,7 +313,7 @@ void SlotFetches::await_room(std::span<Fetch> fetches) {
     if (try_take_room(&first)) return;
   }
   heap_.reserve_or_exceed(first.extent->bytes - first.room_bytes, soon_bytes);
-  has_room(&first);
+  note_room_taken(&first);
 }
 
 bool SlotFetches::try_take_room(Fetch* fetch) {
@@ -324,11 +324,11 @@ bool SlotFetches::try_take_room(Fetch* fetch) {
     heap_.bound_cache(lacking_bytes);
     if (!heap_.budget().try_reserve(lacking_bytes)) return false;
   }
-  has_room(fetch);
+  note_room_taken(fetch);
   return true;
 }
 
-void SlotFetches::has_room(Fetch* fetch) {
+void SlotFetches::note_room_taken(Fetch* fetch) {
   fetch->room_bytes = fetch->extent->bytes;
   fetch->begun_at = timestamp();
 }

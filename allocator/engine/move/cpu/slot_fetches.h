@@ -70,7 +70,7 @@ class SlotFetches {
   void move_in_as_room_appears(std::span<Fetch> fetches, std::vector<const Extent*>* left_cold);
   void await_room(std::span<Fetch> fetches);
   bool try_take_room(Fetch* fetch);
-  static void has_room(Fetch* fetch);
+  static void note_room_taken(Fetch* fetch);
   bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
   AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);

@@ -5,10 +5,10 @@
 // is short. Each page written so is a private page on top of the slot, which takes memory
 // (memory/unannounced_bytes.h).
 //
-// Note [Looking for private pages]: nobody tells of such a write, so somebody has to look. To read
-// the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms where
-// pages are there. That is too much to do often. So a thread looks every few milliseconds at
-// one figure, the process's anonymous memory, which costs a microsecond. Only when that grew by
+// Note [Looking for private pages]: such writes are not announced, so a thread looks for them. To
+// read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
+// where pages are there. That is too much to do often. So the thread looks every few milliseconds
+// at one figure, the process's anonymous memory, which costs a microsecond. Only when that grew by
 // more than the budget explains does it look through the cold extents. Looks in vain take at most a
 // twentieth of one processor. The thread starts when the first extent becomes cold.
 //

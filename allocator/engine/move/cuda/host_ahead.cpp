@@ -95,14 +95,14 @@ std::vector<HostAhead::Reading> HostAhead::claim_needed_next(bool* lacks_room) {
     CudaExtent* extent = candidate.extent;
     next_bytes += candidate.bytes;
     if (next_bytes > window_bytes || claimed_bytes >= enough_bytes) break;
-    if (!extent->claim_for_demotion()) continue;
+    if (!extent->claim_cold()) continue;
     if (extent->host_block.is_valid()) {
-      heap_.end_demotion(extent);
+      heap_.release_cold(extent);
       continue;
     }
     const HostBlock block = take_spare_block(extent->bytes);
     if (!block.is_valid()) {
-      heap_.end_demotion(extent);
+      heap_.release_cold(extent);
       const size_t later = static_cast<size_t>(&candidate - needed_first.data()) + 1;
       *lacks_room = is_any_in_host(std::span(needed_first).subspan(later));
       break;
@@ -117,9 +117,9 @@ std::vector<HostAhead::Reading> HostAhead::claim_needed_next(bool* lacks_room) {
 // needed last are the ones that most likely could not, so the look begins with those needed first.
 bool HostAhead::is_any_in_host(std::span<const HostSpill::ColdExtent> candidates) {
   return std::ranges::any_of(candidates, [this](const HostSpill::ColdExtent& candidate) {
-    if (!candidate.extent->claim_for_demotion()) return false;
+    if (!candidate.extent->claim_cold()) return false;
     const bool is_in_host = candidate.extent->host_block.is_valid();
-    heap_.end_demotion(candidate.extent);
+    heap_.release_cold(candidate.extent);
     return is_in_host;
   });
 }
@@ -143,12 +143,12 @@ bool HostAhead::read_back(const std::vector<Reading>& readings) {
   const auto on_read = [&](size_t index) {
     CudaExtent* extent = readings[index].extent;
     extent->host_block = readings[index].block;
-    heap_.end_demotion(extent);
+    heap_.release_cold(extent);
   };
   const SlotReadResult result = spill_.read_slots(reads, on_read);
   for (const Reading& reading : std::span(readings).subspan(result.done)) {
     host_.release(reading.block);
-    heap_.end_demotion(reading.extent);
+    heap_.release_cold(reading.extent);
   }
   return result.done == readings.size();
 }

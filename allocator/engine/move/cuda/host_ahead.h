@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostAhead: what is done ahead of need for host memory above a disk, by a thread of its own,
-// `tencache-spill`. It keeps some of the host's budget free, so that evictions rarely wait for the
-// disk, and moves bytes between the disk and host memory before the link wants them.
+// HostAhead: the thread `tencache-spill` of host memory above a disk. It frees host memory, reads
+// from disk and copies to disk before anyone has to wait for it.
 //
 // Note [Reading ahead]. A plan fetches in time for the link; a read from disk before that takes
 // several times as long. So while a plan is followed, the thread gives blocks to the cold extents

@@ -170,7 +170,7 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
     if (*freed_bytes + claimed_bytes >= bytes) break;
     CudaExtent* extent = candidate.extent;
     const uint64_t claimed_at = timestamp();
-    if (!extent->claim_for_demotion()) continue;
+    if (!extent->claim_cold()) continue;
     const uint64_t block_bytes = extent->host_block.bytes;
     if (extent->host_block.is_valid() && !extent->slot.is_valid()) {
       claimed_bytes += block_bytes;
@@ -179,7 +179,7 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
     }
     heap_.release_block(extent);
     *freed_bytes += block_bytes;
-    heap_.end_demotion(extent);
+    heap_.release_cold(extent);
   }
   return demotions;
 }
@@ -220,14 +220,14 @@ HostSpill::Outcome HostSpill::write(const std::vector<Demotion>& demotions, bool
       outcome.freed_bytes += extent->host_block.bytes;
       heap_.release_block(extent);
     }
-    heap_.end_demotion(extent);
+    heap_.release_cold(extent);
   }
   return outcome;
 }
 
 void HostSpill::give_up(const Demotion& demotion) {
   if (demotion.slot.is_valid()) disk_.release(demotion.slot);
-  heap_.end_demotion(demotion.extent);
+  heap_.release_cold(demotion.extent);
 }
 
 void HostSpill::warn(const Status& failure) {
@@ -285,9 +285,9 @@ std::vector<HostSpill::Demotion> HostSpill::claim_needed_last(uint64_t bytes) {
     if (candidate.ticks_to_next_use == kUnknown) continue;
     CudaExtent* extent = candidate.extent;
     const uint64_t claimed_at = timestamp();
-    if (!extent->claim_for_demotion()) continue;
+    if (!extent->claim_cold()) continue;
     if (extent->slot.is_valid() || !extent->host_block.is_valid()) {
-      heap_.end_demotion(extent);
+      heap_.release_cold(extent);
       continue;
     }
     claimed_bytes += candidate.bytes;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moment: a moment in the streams that had used what was to leave then: all the work that they had
-// been given. Moments: makes them and remembers the last ones, oldest first. An extent that was not
-// used since a moment waits for that one, and not for what a program that is ahead of its GPU has
-// queued since.
+// Moment: one mark on each stream that has used the extents being evicted. It covers all work that
+// was queued on these streams so far. Moments: makes them and keeps the latest, oldest first. An
+// extent that was not used since a moment waits for that one, and not for what a program that is
+// ahead of its GPU has queued since.
 //
 // Threads: any. mutex_ is a leaf and held for bookkeeping only, never across a call of the driver.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ constexpr size_t kBirthsMax = size_t{1} << 16;
 
 }  // namespace
 
-void TickStream::append(const std::vector<ThreadEvents>& threads) {
+void TickLog::append(const std::vector<ThreadEvents>& threads) {
   struct ThreadEvent {
     uint32_t thread;
     const Event* event;
@@ -34,9 +34,9 @@ void TickStream::append(const std::vector<ThreadEvents>& threads) {
 // A tick that waited for memory has its time in parts. Ticks begin in the order of their numbers,
 // except where the events of a thread came later. Times of such ticks may be lost; others of the
 // same op will come.
-void TickStream::append_times(std::span<const OpTime> times) {
+void TickLog::append_times(std::span<const OpTime> times) {
   for (const OpTime& time : times) {
-    auto found = std::ranges::lower_bound(ticks_, time.begun_at, {}, &StreamTick::begun_at);
+    auto found = std::ranges::lower_bound(ticks_, time.begun_at, {}, &LoggedTick::begun_at);
     while (found != ticks_.end() && found->begun_at == time.begun_at && found->op != time.op) {
       ++found;
     }
@@ -45,7 +45,7 @@ void TickStream::append_times(std::span<const OpTime> times) {
   }
 }
 
-void TickStream::take(uint32_t thread, const Event& event) {
+void TickLog::take(uint32_t thread, const Event& event) {
   switch (event.kind) {
     case EventKind::kOpBegin:
       open_[thread] = {event.op, event.at, false, 0};
@@ -85,7 +85,7 @@ void TickStream::take(uint32_t thread, const Event& event) {
   }
 }
 
-void TickStream::take_access(OpenOp& open, const Event& event) {
+void TickLog::take_access(OpenOp& open, const Event& event) {
   if (!open.is_tick) {
     if (ticks_.size() == kTicksMax) forget_oldest();
     open.is_tick = true;
@@ -96,55 +96,55 @@ void TickStream::take_access(OpenOp& open, const Event& event) {
   }
   if (open.number < first_) return;
   const bool is_write = event.kind == EventKind::kWrite;
-  StreamTick& tick = ticks_[open.number - first_];
+  LoggedTick& tick = ticks_[open.number - first_];
   tick.digest = TickDigest::extend(tick.digest, is_write);
   tick.accesses.push_back({event.extent_id, event.bytes, is_write});
 }
 
-const ExtentLife* TickStream::life(uint64_t extent_id) const {
+const ExtentLife* TickLog::life(uint64_t extent_id) const {
   const auto found = lives_.find(extent_id);
   return found == lives_.end() ? nullptr : &found->second;
 }
 
-bool TickStream::is_older(uint64_t extent_id, uint64_t since) const {
+bool TickLog::is_older(uint64_t extent_id, uint64_t since) const {
   const ExtentLife* known = life(extent_id);
   if (known == nullptr) return true;
   return known->freed == kUnknownTick && (known->born == kUnknownTick || known->born < since);
 }
 
-uint64_t TickStream::identity(uint64_t number, uint64_t since) const {
+uint64_t TickLog::identity(uint64_t number, uint64_t since) const {
   uint64_t value = tick(number).digest;
-  for (const StreamAccess& access : tick(number).accesses) {
+  for (const LoggedAccess& access : tick(number).accesses) {
     if (is_older(access.extent_id, since)) value = TickDigest::mix(value ^ access.extent_id);
   }
   return value;
 }
 
-std::vector<uint64_t> TickStream::identities(uint64_t begin, uint64_t end, uint64_t since) const {
+std::vector<uint64_t> TickLog::identities(uint64_t begin, uint64_t end, uint64_t since) const {
   std::vector<uint64_t> row;
   row.reserve(end - begin);
   for (uint64_t number = begin; number < end; ++number) row.push_back(identity(number, since));
   return row;
 }
 
-std::span<const uint64_t> TickStream::births(uint64_t tick) const {
+std::span<const uint64_t> TickLog::births(uint64_t tick) const {
   if (tick < first_ || tick >= end()) return {};
   return births_[tick - first_];
 }
 
-std::span<const uint64_t> TickStream::deaths(uint64_t tick) const {
+std::span<const uint64_t> TickLog::deaths(uint64_t tick) const {
   if (tick < first_ || tick >= end()) return {};
   return deaths_[tick - first_];
 }
 
-std::optional<uint64_t> TickStream::born_at(uint64_t tick, uint32_t ordinal) const {
+std::optional<uint64_t> TickLog::born_at(uint64_t tick, uint32_t ordinal) const {
   const std::span<const uint64_t> born = births(tick);
   if (ordinal >= born.size()) return std::nullopt;
   return born[ordinal];
 }
 
 // Extents that died in the oldest tick are named by none of the ticks that are left.
-void TickStream::forget_oldest() {
+void TickLog::forget_oldest() {
   for (const uint64_t extent_id : deaths_.front()) lives_.erase(extent_id);
   for (const uint64_t extent_id : births_.front()) {
     const auto found = lives_.find(extent_id);
@@ -157,7 +157,7 @@ void TickStream::forget_oldest() {
   while (!marks_.empty() && marks_.front() < first_) marks_.pop_front();
 }
 
-void TickStream::clear() {
+void TickLog::clear() {
   first_ = end();
   ticks_.clear();
   births_.clear();

@@ -2,7 +2,7 @@
 //
 // From events to ticks: which ops are ticks, which op an access belongs to, lives of extents,
 // marks, the bound on memory, and a stream whose events were lost.
-#include "learn/tick_stream.h"
+#include "learn/tick_log.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace tencache {
 namespace {
 
-class TickStreamTest : public ::testing::Test {
+class TickLogTest : public ::testing::Test {
  protected:
   /// Appends to the events of a thread; each is later than all before it.
   void record(EventKind kind, uint64_t extent = 0, uint64_t bytes = 0, uint32_t op = 0,
@@ -23,16 +23,16 @@ class TickStreamTest : public ::testing::Test {
     threads_[thread].events.push_back({++now_, extent, bytes, op, kind});
   }
   void flush() {
-    stream_.append(threads_);
+    log_.append(threads_);
     threads_.clear();
   }
 
   uint64_t now_ = 0;
   std::vector<ThreadEvents> threads_;
-  TickStream stream_;
+  TickLog log_;
 };
 
-TEST_F(TickStreamTest, OpsThatNameNoExtentAreNoTicks) {
+TEST_F(TickLogTest, OpsThatNameNoExtentAreNoTicks) {
   record(EventKind::kOpBegin, 0, 0, 1);
   record(EventKind::kOpEnd, 0, 0, 1);
   record(EventKind::kOpBegin, 0, 0, 2);
@@ -40,8 +40,8 @@ TEST_F(TickStreamTest, OpsThatNameNoExtentAreNoTicks) {
   record(EventKind::kWrite, 8, 8192);
   record(EventKind::kOpEnd, 0, 0, 2);
   flush();
-  ASSERT_EQ(stream_.end(), 1u);
-  const StreamTick& tick = stream_.tick(0);
+  ASSERT_EQ(log_.end(), 1u);
+  const LoggedTick& tick = log_.tick(0);
   EXPECT_EQ(tick.op, 2u);
   ASSERT_EQ(tick.accesses.size(), 2u);
   EXPECT_EQ(tick.accesses[0].extent_id, 7u);
@@ -53,20 +53,20 @@ TEST_F(TickStreamTest, OpsThatNameNoExtentAreNoTicks) {
   EXPECT_EQ(tick.digest, digest.value()) << "the gate works it out in the same way";
 }
 
-TEST_F(TickStreamTest, AccessesBelongToTheOpOfTheirThread) {
+TEST_F(TickLogTest, AccessesBelongToTheOpOfTheirThread) {
   record(EventKind::kOpBegin, 0, 0, 1, 0);
   record(EventKind::kOpBegin, 0, 0, 2, 1);
   record(EventKind::kRead, 20, 4096, 0, 1);
   record(EventKind::kRead, 10, 4096, 0, 0);
   record(EventKind::kRead, 11, 4096, 0, 0);
   flush();
-  ASSERT_EQ(stream_.end(), 2u);
-  EXPECT_EQ(stream_.tick(0).op, 2u);
-  EXPECT_EQ(stream_.tick(1).op, 1u);
-  EXPECT_EQ(stream_.tick(1).accesses.size(), 2u);
+  ASSERT_EQ(log_.end(), 2u);
+  EXPECT_EQ(log_.tick(0).op, 2u);
+  EXPECT_EQ(log_.tick(1).op, 1u);
+  EXPECT_EQ(log_.tick(1).accesses.size(), 2u);
 }
 
-TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
+TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
   record(EventKind::kAllocate, 5, 4096);  // before the first tick: not known
   record(EventKind::kOpBegin, 0, 0, 1);
   record(EventKind::kRead, 5, 4096);
@@ -81,28 +81,28 @@ TEST_F(TickStreamTest, TellsLivesWaitsAndMarks) {
   record(EventKind::kStep);
   record(EventKind::kStep);
   flush();
-  EXPECT_EQ(stream_.tick(0).wait_ns, 350u);
-  EXPECT_EQ(stream_.life(5)->born, kUnknownTick);
-  EXPECT_EQ(stream_.life(5)->freed, 1u);
-  EXPECT_EQ(stream_.life(7)->born, 0u);
-  EXPECT_EQ(stream_.life(7)->ordinal, 1u);
-  EXPECT_EQ(stream_.life(7)->freed, kUnknownTick);
-  EXPECT_EQ(stream_.life(99), nullptr);
-  EXPECT_EQ(stream_.born_at(0, 1), 7u);
-  EXPECT_FALSE(stream_.born_at(0, 2).has_value());
-  ASSERT_EQ(stream_.marks().size(), 1u) << "two steps without a tick between them are one mark";
-  EXPECT_EQ(stream_.marks()[0], 2u);
+  EXPECT_EQ(log_.tick(0).wait_ns, 350u);
+  EXPECT_EQ(log_.life(5)->born, kUnknownTick);
+  EXPECT_EQ(log_.life(5)->freed, 1u);
+  EXPECT_EQ(log_.life(7)->born, 0u);
+  EXPECT_EQ(log_.life(7)->ordinal, 1u);
+  EXPECT_EQ(log_.life(7)->freed, kUnknownTick);
+  EXPECT_EQ(log_.life(99), nullptr);
+  EXPECT_EQ(log_.born_at(0, 1), 7u);
+  EXPECT_FALSE(log_.born_at(0, 2).has_value());
+  ASSERT_EQ(log_.marks().size(), 1u) << "two steps without a tick between them are one mark";
+  EXPECT_EQ(log_.marks()[0], 2u);
 }
 
-// The begin of an op identifies its measured time; another op of the same moment belongs to another
+// The start of an op identifies its measured time; another op of the same moment belongs to another
 // thread.
-TEST_F(TickStreamTest, AStepThatEndsBeforeTheFirstTickIsNoMark) {
+TEST_F(TickLogTest, AStepThatEndsBeforeTheFirstTickIsNoMark) {
   record(EventKind::kStep);
   flush();
-  EXPECT_TRUE(stream_.marks().empty());
+  EXPECT_TRUE(log_.marks().empty());
 }
 
-TEST_F(TickStreamTest, TimesFindTheirTicks) {
+TEST_F(TickLogTest, TimesFindTheirTicks) {
   for (uint64_t moment = 10; moment <= 30; moment += 10) {
     now_ = moment;
     record(EventKind::kOpBegin, 0, 0, 1, 0);
@@ -112,15 +112,15 @@ TEST_F(TickStreamTest, TimesFindTheirTicks) {
   threads_[1] = {1, 0, {{31, 0, 0, 2, EventKind::kOpBegin}, {31, 8, 4096, 0, EventKind::kRead}}};
   flush();
   const std::vector<OpTime> times = {{11, 1, 500}, {12, 1, 600}, {31, 2, 400}, {99, 1, 800}};
-  stream_.append_times(times);
+  log_.append_times(times);
   // The tick waited for memory, and was timed in two parts.
-  stream_.append_times(std::vector<OpTime>{{31, 2, 300}});
-  ASSERT_EQ(stream_.end(), 4u);
-  EXPECT_EQ(stream_.tick(0).device_ns, 500u);
-  EXPECT_FALSE(stream_.tick(1).device_ns.has_value());
+  log_.append_times(std::vector<OpTime>{{31, 2, 300}});
+  ASSERT_EQ(log_.end(), 4u);
+  EXPECT_EQ(log_.tick(0).device_ns, 500u);
+  EXPECT_FALSE(log_.tick(1).device_ns.has_value());
   uint64_t sum = 0;
   for (uint64_t number = 2; number < 4; ++number) {
-    const StreamTick& tick = stream_.tick(number);
+    const LoggedTick& tick = log_.tick(number);
     sum += tick.device_ns.value_or(0);
     if (tick.device_ns) {
       EXPECT_EQ(tick.op, 2u);
@@ -129,7 +129,7 @@ TEST_F(TickStreamTest, TimesFindTheirTicks) {
   EXPECT_EQ(sum, 700u);
 }
 
-TEST_F(TickStreamTest, ForgetsTheOldestTicksAndWhatDiedInThem) {
+TEST_F(TickLogTest, ForgetsTheOldestTicksAndWhatDiedInThem) {
   for (uint64_t number = 0; number < kTicksMax + 10; ++number) {
     record(EventKind::kOpBegin, 0, 0, 1);
     record(EventKind::kRead, 1, 4096);
@@ -138,14 +138,14 @@ TEST_F(TickStreamTest, ForgetsTheOldestTicksAndWhatDiedInThem) {
     if (number % 1000 == 0) flush();
   }
   flush();
-  EXPECT_EQ(stream_.begin(), 10u);
-  EXPECT_EQ(stream_.end(), kTicksMax + 10);
-  EXPECT_EQ(stream_.life(1005), nullptr);
-  EXPECT_EQ(stream_.life(1009)->born, kUnknownTick) << "its tick is gone, its end is not";
-  EXPECT_EQ(stream_.life(1010)->born, 10u);
+  EXPECT_EQ(log_.begin(), 10u);
+  EXPECT_EQ(log_.end(), kTicksMax + 10);
+  EXPECT_EQ(log_.life(1005), nullptr);
+  EXPECT_EQ(log_.life(1009)->born, kUnknownTick) << "its tick is gone, its end is not";
+  EXPECT_EQ(log_.life(1010)->born, 10u);
 }
 
-TEST_F(TickStreamTest, StartsAnewWhenEventsWereLost) {
+TEST_F(TickLogTest, StartsAnewWhenEventsWereLost) {
   record(EventKind::kOpBegin, 0, 0, 1);
   record(EventKind::kRead, 1, 4096);
   record(EventKind::kStep);
@@ -154,9 +154,9 @@ TEST_F(TickStreamTest, StartsAnewWhenEventsWereLost) {
   record(EventKind::kRead, 1, 4096);
   threads_[0].lost_count = 3;
   flush();
-  EXPECT_EQ(stream_.begin(), 1u);
-  EXPECT_EQ(stream_.end(), 2u);
-  EXPECT_TRUE(stream_.marks().empty());
+  EXPECT_EQ(log_.begin(), 1u);
+  EXPECT_EQ(log_.end(), 2u);
+  EXPECT_TRUE(log_.marks().empty());
 }
 
 TEST(TickDigestTest, SizesCountRoughly) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "memory/cuda/home_marks.h"
+#include "memory/cuda/free_marks.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,101 +13,101 @@ constexpr size_t kMarksMax = 1024;
 
 }  // namespace
 
-uint64_t HomeMarks::note_free(StreamSet home, uint64_t bytes, uint64_t bytes_per_mark) {
-  if (!StreamNumbers::is_one_stream(home)) return 0;
+uint64_t FreeMarks::note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark) {
+  if (!StreamNumbers::is_one_stream(owner)) return 0;
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
-    Line& line = lines_[home];
+    Line& line = lines_[owner];
     number = line.freed = ++count_;
     line.unmarked_bytes += bytes;
     if (line.unmarked_bytes < bytes_per_mark) return number;
   }
-  make(home);
+  make(owner);
   return number;
 }
 
 // The number is read before the mark is made, so that the mark covers all frees up to it.
-bool HomeMarks::make(StreamSet home) {
+bool FreeMarks::make(StreamSet owner) {
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
-    Line& line = lines_[home];
+    Line& line = lines_[owner];
     number = line.freed;
     line.unmarked_bytes = 0;
   }
   std::vector<StreamMark> made;
-  if (!streams_.mark_all(home, &made).is_ok()) return false;
+  if (!streams_.mark_all(owner, &made).is_ok()) return false;
   // A stream that is gone has done all its work.
   auto mark =
       std::make_shared<const StreamMark>(made.empty() ? StreamMark() : std::move(made.front()));
   MutexLock lock(mutex_);
-  std::deque<Mark>& marks = lines_[home].marks;
+  std::deque<Mark>& marks = lines_[owner].marks;
   if (!marks.empty() && marks.back().number >= number) return true;  // another thread made one
   marks.push_back({number, std::move(mark)});
   if (marks.size() > kMarksMax) marks.pop_front();
   return true;
 }
 
-void HomeMarks::poll() {
-  std::vector<StreamSet> homes;
+void FreeMarks::poll() {
+  std::vector<StreamSet> owners;
   std::vector<StreamSet> without_mark;
   {
     MutexLock lock(mutex_);
-    for (const auto& [home, line] : lines_) {
+    for (const auto& [owner, line] : lines_) {
       if (line.over == line.freed) continue;
-      homes.push_back(home);
-      if (line.marks.empty()) without_mark.push_back(home);
+      owners.push_back(owner);
+      if (line.marks.empty()) without_mark.push_back(owner);
     }
   }
-  for (const StreamSet home : without_mark) make(home);
-  for (const StreamSet home : homes) {
+  for (const StreamSet owner : without_mark) make(owner);
+  for (const StreamSet owner : owners) {
     for (;;) {
       Mark first;
       {
         MutexLock lock(mutex_);
-        const std::deque<Mark>& marks = lines_[home].marks;
+        const std::deque<Mark>& marks = lines_[owner].marks;
         if (marks.empty()) break;
         first = marks.front();
       }
       const Result<bool> is_reached = first.mark->is_reached();
       if (!is_reached.is_ok() || !is_reached.value()) break;
-      note_reached(home, first.number);
+      note_reached(owner, first.number);
     }
   }
 }
 
-bool HomeMarks::is_over(StreamSet home, uint64_t number) const {
-  if (!StreamNumbers::is_one_stream(home)) return true;
+bool FreeMarks::is_over(StreamSet owner, uint64_t number) const {
+  if (!StreamNumbers::is_one_stream(owner)) return true;
   MutexLock lock(mutex_);
-  const auto found = lines_.find(home);
+  const auto found = lines_.find(owner);
   return found != lines_.end() && number <= found->second.over;
 }
 
-bool HomeMarks::wait(StreamSet home, uint64_t number) {
+bool FreeMarks::wait(StreamSet owner, uint64_t number) {
   bool has_made = false;
-  while (!is_over(home, number)) {
+  while (!is_over(owner, number)) {
     Mark first;
     {
       MutexLock lock(mutex_);
-      const std::deque<Mark>& marks = lines_[home].marks;
+      const std::deque<Mark>& marks = lines_[owner].marks;
       const auto covers = std::ranges::lower_bound(marks, number, {}, &Mark::number);
       if (covers != marks.end()) first = *covers;
     }
     if (first.mark == nullptr) {
       // A second time, another thread must have found this mark reached, and the free is over.
-      if (std::exchange(has_made, true) || !make(home)) return is_over(home, number);
+      if (std::exchange(has_made, true) || !make(owner)) return is_over(owner, number);
       continue;
     }
     if (!first.mark->wait().is_ok()) return false;
-    note_reached(home, first.number);
+    note_reached(owner, first.number);
   }
   return true;
 }
 
-void HomeMarks::note_reached(StreamSet home, uint64_t number) {
+void FreeMarks::note_reached(StreamSet owner, uint64_t number) {
   MutexLock lock(mutex_);
-  Line& line = lines_[home];
+  Line& line = lines_[owner];
   line.over = std::max(line.over, number);
   while (!line.marks.empty() && line.marks.front().number <= number) line.marks.pop_front();
 }

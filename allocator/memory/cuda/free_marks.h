@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HomeMarks: tells until when a stream may still use memory that was freed on it. A program that is
+// FreeMarks: tells until when a stream may still use memory that was freed on it. A program that is
 // ahead of its GPU frees memory long before the GPU gets there, and goes on queueing. A thread that
 // wants the frame waits for the moment of the free and for nothing that was queued since. An event
 // per free would cost the program too much, so one serves a certain number of freed bytes. Frees
@@ -23,26 +23,26 @@
 
 namespace tencache {
 
-class HomeMarks {
+class FreeMarks {
  public:
   static constexpr uint64_t kNoMark = ~uint64_t{0};
 
-  explicit HomeMarks(StreamNumbers& streams) : streams_(streams) {}
+  explicit FreeMarks(StreamNumbers& streams) : streams_(streams) {}
 
-  /// Call when everything that uses the memory is queued and its home frees it. Returns the number
+  /// Call when everything that uses the memory is queued and its owner frees it. Returns the number
   /// of this free. With a set that is not one stream it is over at once: those streams have been
   /// waited for. The free gets a mark once this many bytes were freed on the stream since the last
   /// one.
-  uint64_t note_free(StreamSet home, uint64_t bytes, uint64_t bytes_per_mark)
+  uint64_t note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark)
       TENCACHE_EXCLUDES(mutex_);
 
   /// Notes what the device has done since the last call.
   void poll() TENCACHE_EXCLUDES(mutex_);
   /// Whether the stream is known to be done with what was freed under this number. Cheap.
-  bool is_over(StreamSet home, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
+  bool is_over(StreamSet owner, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
   /// Waits until the stream is done with it. False when that is unknown: the stream captures a
   /// graph, or the context is broken.
-  bool wait(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
+  bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
  private:
   using SharedMark = std::shared_ptr<const StreamMark>;
@@ -58,8 +58,8 @@ class HomeMarks {
   };
 
   /// Makes a mark that covers all frees of the stream so far.
-  bool make(StreamSet home) TENCACHE_EXCLUDES(mutex_);
-  void note_reached(StreamSet home, uint64_t number) TENCACHE_EXCLUDES(mutex_);
+  bool make(StreamSet owner) TENCACHE_EXCLUDES(mutex_);
+  void note_reached(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
   StreamNumbers& streams_;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HomeMarks: a thread that wants freed memory back waits for the work queued before the free and
+// FreeMarks: a thread that wants freed memory back waits for the work queued before the free and
 // for no later work. Many frees share a mark; a free without a mark gets one. A stream that
 // captures a graph is not waited for. Threads that free and wait at once never miss a mark.
-#include "memory/cuda/home_marks.h"
+#include "memory/cuda/free_marks.h"
 
 #include <gtest/gtest.h>
 
@@ -20,10 +20,10 @@
 namespace tencache {
 namespace {
 
-class HomeMarksTest : public SimulatedStreamsFixture {
+class FreeMarksTest : public SimulatedStreamsFixture {
  protected:
-  HomeMarksTest() { start(); }
-  ~HomeMarksTest() override {
+  FreeMarksTest() { start(); }
+  ~FreeMarksTest() override {
     driver_->wait_until_idle();
     marks_.reset();
     numbers_.reset();
@@ -48,13 +48,13 @@ class HomeMarksTest : public SimulatedStreamsFixture {
   std::unique_ptr<Gpu> gpu_;
   std::optional<StreamMarks> events_of_marks_;
   std::optional<StreamNumbers> numbers_;
-  std::optional<HomeMarks> marks_;
+  std::optional<FreeMarks> marks_;
   uint64_t bytes_per_mark_ = 0;
   CUstream stream_ = nullptr;
   StreamSet home_ = kNoStreams;
 };
 
-TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
+TEST_F(FreeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   make(1);
   std::atomic<int> done{0};
   launch_on_stream(done);
@@ -66,7 +66,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   EXPECT_TRUE(marks_->is_over(home_, number));
 }
 
-TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
+TEST_F(FreeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   make(1);
   driver_->hold(stream_);
   const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
@@ -78,7 +78,7 @@ TEST_F(HomeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
 }
 
 // Three frees together are enough bytes for a mark; it covers those before it and none after it.
-TEST_F(HomeMarksTest, FreesShareAMark) {
+TEST_F(FreeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
   for (int free = 0; free < 3; ++free)
@@ -91,9 +91,9 @@ TEST_F(HomeMarksTest, FreesShareAMark) {
 }
 
 // The thread that wants memory makes the mark, which covers the work queued since.
-TEST_F(HomeMarksTest, WhereNobodyWantsMemoryNoMarkIsMade) {
+TEST_F(FreeMarksTest, WhereNobodyWantsMemoryNoMarkIsMade) {
   make(1);
-  const uint64_t number = marks_->note_free(home_, 10, HomeMarks::kNoMark);
+  const uint64_t number = marks_->note_free(home_, 10, FreeMarks::kNoMark);
   EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
   driver_->hold(stream_);
   marks_->poll();
@@ -103,7 +103,7 @@ TEST_F(HomeMarksTest, WhereNobodyWantsMemoryNoMarkIsMade) {
   EXPECT_TRUE(marks_->wait(home_, number));
 }
 
-TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
+TEST_F(FreeMarksTest, WhatNoMarkCoversGetsOne) {
   make(1000);
   const uint64_t waited_for = marks_->note_free(home_, 10, bytes_per_mark_);
   EXPECT_FALSE(marks_->is_over(home_, waited_for));
@@ -116,7 +116,7 @@ TEST_F(HomeMarksTest, WhatNoMarkCoversGetsOne) {
   }));
 }
 
-TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
+TEST_F(FreeMarksTest, StreamsHaveMarksOfTheirOwn) {
   make(1);
   driver_->hold(stream_);
   const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
@@ -127,14 +127,14 @@ TEST_F(HomeMarksTest, StreamsHaveMarksOfTheirOwn) {
   EXPECT_FALSE(marks_->is_over(home_, number));
 }
 
-TEST_F(HomeMarksTest, ASetThatIsNotOneStreamIsOver) {
+TEST_F(FreeMarksTest, ASetThatIsNotOneStreamIsOver) {
   make(1);
   const StreamSet two = home_ | numbers_->set_of(stream());
   driver_->hold(stream_);
   EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10, bytes_per_mark_)));
 }
 
-TEST_F(HomeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
+TEST_F(FreeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
   make(1);
   driver_->set_capturing(stream_, true);
   const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
@@ -144,7 +144,7 @@ TEST_F(HomeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
   EXPECT_TRUE(marks_->wait(home_, number));
 }
 
-TEST_F(HomeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
+TEST_F(FreeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
   make(25);
   std::atomic<int> done{0};
   std::vector<std::jthread> threads;

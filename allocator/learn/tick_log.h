@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TickStream: the recorder's events of all threads as one row of ticks. A tick is an op that names
-// at least one extent; other ops only add their time. The stream keeps the newest kTicksMax ticks,
-// the lives of the extents that were allocated or freed meanwhile, and the step marks.
+// TickLog: the recorder's events of all threads as one sequence of ticks. A tick is an op that
+// names at least one extent; other ops only add their time. The log keeps the newest kTicksMax
+// ticks, the lives of the extents that were allocated or freed meanwhile, and the step marks.
 //
 // Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick
 // that began last.
@@ -24,19 +24,19 @@ namespace tencache {
 inline constexpr uint64_t kTicksMax = uint64_t{1} << 17;
 inline constexpr uint64_t kUnknownTick = ~uint64_t{0};
 
-struct StreamAccess {
+struct LoggedAccess {
   uint64_t extent_id = 0;
   uint64_t bytes = 0;
   bool is_write = false;
 };
 
-struct StreamTick {
+struct LoggedTick {
   uint64_t digest = 0;  // TickDigest
   uint32_t op = 0;
   uint64_t begun_at = 0;                   // a timestamp
   uint64_t wait_ns = 0;                    // waited for fetches and room from here to the next tick
   std::optional<uint64_t> device_ns = {};  // what the device computed, where that was measured
-  std::vector<StreamAccess> accesses;
+  std::vector<LoggedAccess> accesses;
 };
 
 /// What the device computed from an op to the next one of its thread, without waiting for memory.
@@ -49,26 +49,26 @@ struct OpTime {
 /// When an extent was allocated and freed.
 struct ExtentLife {
   uint64_t bytes = 0;
-  uint64_t born = kUnknownTick;  // unknown: before the stream began
+  uint64_t born = kUnknownTick;  // unknown: before the log began
   uint32_t ordinal = 0;          // among the allocations of that tick
   uint64_t freed = kUnknownTick;
 };
 
-class TickStream {
+class TickLog {
  public:
-  /// Takes in events of all threads, later than those before. Lost events empty the stream.
+  /// Takes in events of all threads, later than those before. Lost events empty the log.
   void append(const std::vector<ThreadEvents>& threads);
   /// Adds times to ticks that were taken in; other times are dropped.
   void append_times(std::span<const OpTime> times);
 
   uint64_t begin() const { return first_; }
   uint64_t end() const { return first_ + ticks_.size(); }
-  const StreamTick& tick(uint64_t number) const { return ticks_[number - first_]; }
+  const LoggedTick& tick(uint64_t number) const { return ticks_[number - first_]; }
   /// The ticks at which a step ended: the first tick after each mark, ascending.
   const std::deque<uint64_t>& marks() const { return marks_; }
   /// Null when neither its allocation nor its free was seen.
   const ExtentLife* life(uint64_t extent_id) const;
-  /// Whether the extent existed before tick `since` and still does, as far as the stream knows.
+  /// Whether the extent existed before tick `since` and still does, as far as the log knows.
   bool is_older(uint64_t extent_id, uint64_t since) const;
   /// A tick's digest, mixed with those of its extents that are older than `since`. A repetition
   /// uses the same ones, so layers that only look alike have other identities.
@@ -99,7 +99,7 @@ class TickStream {
 
   uint64_t first_ = 0;
   uint64_t lost_count_ = 0;
-  std::deque<StreamTick> ticks_;
+  std::deque<LoggedTick> ticks_;
   std::deque<std::vector<uint64_t>> births_;  // by tick
   std::deque<std::vector<uint64_t>> deaths_;
   std::deque<uint64_t> marks_;
