@@ -124,8 +124,9 @@ void Learner::look() {
   if (has_periods && followed->is_stored) plan_again(followed->number);
   // A stored kind that is followed and not copied exactly hides what this run repeats. So does one
   // of this run, if the program has changed a little.
-  is_followed_ = has_periods && !followed->is_stored;
-  if (is_followed_ && !is_overdue(*followed)) {
+  const bool is_followed = has_periods && !followed->is_stored;
+  is_doubted_ = is_followed && is_overdue(*followed);
+  if (is_followed && !is_doubted_) {
     note_no_guess();
     repeats_from_ = ticks_.end();
     next_search_at_ = repeats_from_ + kFirstSearchTicks;
@@ -141,7 +142,7 @@ void Learner::look() {
     plan_again(following.last_period_kind);
     return;
   }
-  if (is_followed_) plan_again(following.last_period_kind);
+  if (is_doubted_) plan_again(following.last_period_kind);
   look_at_marks();
   look_for_repeats();
 }
@@ -151,11 +152,7 @@ void Learner::look() {
 // time for as many periods as it takes to see a repetition.
 bool Learner::is_overdue(const Kind& kind) {
   const uint64_t periods = kind.periods - kind.periods_at_copy;
-  return has_changed(kind) && periods - std::bit_floor(periods) < kPeriodsLookedAt;
-}
-
-bool Learner::has_changed(const Kind& kind) {
-  return kind.periods - kind.periods_at_copy >= kPeriodsWithoutCopyMax;
+  return periods >= kPeriodsWithoutCopyMax && periods - std::bit_floor(periods) < kPeriodsLookedAt;
 }
 
 // What the cursor has found of a stored period. With these extents it is as good as a period that
@@ -320,7 +317,7 @@ bool Learner::learn(const Candidate& candidate) {
   }
   std::optional<Period> period = build_period(ticks_, candidate.place, recorder_);
   if (!period || period->trace.peak_bytes() < candidate.peak_bytes_min) return false;
-  if (is_followed_ && !came_twice(candidate.place, *period)) return false;
+  if (is_doubted_ && !came_twice(candidate.place, *period)) return false;
   if (recognise(candidate, *period)) return true;
   if (candidate.is_one_off && !is_worth_a_guess(++additions_in_vain_)) return false;
   add_kind(candidate, std::move(*period));

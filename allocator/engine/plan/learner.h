@@ -106,7 +106,6 @@ class Learner {
   void work();
   Kind* count_periods(const Following& following);
   void look();
-  static bool has_changed(const Kind& kind);
   static bool is_overdue(const Kind& kind);
   bool came_twice(const PeriodPlace& place, const Period& period) const;
   bool takes_place_of(const Kind& kind, const Period& period) const;
@@ -150,7 +149,7 @@ class Learner {
   uint64_t next_number_ = 1;
   uint64_t look_count_ = 0;
   uint64_t periods_seen_ = 0;     // whole periods of all kinds
-  bool is_followed_ = false;      // a kind is, and this look asks whether it still should be
+  bool is_doubted_ = false;       // a kind is followed; this look asks whether it should still be
   bool has_new_period_ = false;   // that was not looked at yet
   uint64_t looked_at_until_ = 0;  // the end of the period that was looked at last
   uint64_t dropped_ = 0;

@@ -49,11 +49,11 @@ void Learner::add_kind(const Candidate& candidate, Period period) {
   plan_period(&kinds_.back(), std::move(period));
 }
 
-// Whether the kind is followed although the program now repeats this period in its place.
+// Whether the kind is the one in doubt, in place of which the program now repeats this period.
 bool Learner::takes_place_of(const Kind& kind, const Period& period) const {
+  const bool is_followed = kind.used_at == look_count_;
   const size_t ticks = kind.learned->period->digests.size();
-  return has_changed(kind) && kind.used_at == look_count_ &&
-         10 * period.digests.size() >= 9 * ticks;
+  return is_doubted_ && is_followed && 10 * period.digests.size() >= 9 * ticks;
 }
 
 // Whether the copy before this one names the same extents, too. Else a program that names others in
