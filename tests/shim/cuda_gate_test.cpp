@@ -349,7 +349,7 @@ TEST_F(CudaGateTest, ListOperatorsAreCutToTheBudget) {
     ASSERT_EQ(tencache_is_armed(), 1);
     at::_foreach_add_(weights, gradients, 2);
     EXPECT_EQ(split_counts().calls, 1u);
-    EXPECT_EQ(split_counts().runs, 6u) << "a quarter of the budget holds two pairs";
+    EXPECT_EQ(split_counts().chunks, 6u) << "a quarter of the budget holds two pairs";
     for (int64_t index = 0; index < 12; ++index) {
       const std::vector<int64_t> values = values_of(weights[static_cast<size_t>(index)]);
       EXPECT_EQ(values[0], index + 200 * index);
