@@ -3,7 +3,7 @@
 
     tencache run --device-memory 48MiB -- python lightning_logs.py
 
-The model is a row of linear layers, the data are random numbers. Needs lightning.
+The model is a stack of linear layers; the data are random. Needs lightning.
 """
 
 import argparse
