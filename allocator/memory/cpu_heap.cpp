@@ -246,8 +246,8 @@ TENCACHE_SLOW void CpuHeap::lose_addresses(Extent* extent) {
         "raise --extent-min");
   }
   (void)take_slot_of(extent);
-  set_mapping_count(extent, 2);  // the second is never taken off the count
-  extent->mapping_count = 1;
+  set_mapping_count(extent, 1);
+  further_mappings_.fetch_add(1, std::memory_order_relaxed);  // for good
   MutexLock lock(mutex_);
   end_extent(extent);
 }

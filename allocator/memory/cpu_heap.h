@@ -178,7 +178,7 @@ class CpuHeap final : public Heap {
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<bool> warned_lost_addresses_{false};
-  std::atomic<uint64_t> further_mappings_{0};  // of all extents, besides one for each
+  std::atomic<uint64_t> further_mappings_{0};  // besides one for each extent
   std::atomic<uint64_t> padding_bytes_{0};     // of all extents
 
   mutable Mutex mutex_;

@@ -53,7 +53,7 @@ struct Following {
   uint64_t kind = 0;                    // 0: none is followed now
   uint64_t periods = 0;                 // whole ones in a row
   uint64_t periods_ever = 0;            // whole ones of all plans
-  uint64_t last_period_kind = 0;        // the plan of the last whole one
+  uint64_t last_period_kind = 0;        // of the last whole one
   uint64_t last_period_born_bytes = 0;  // and the sizes that it was made for
   PeriodTimes last_times;               // of that plan and these sizes
   uint64_t ticks_followed = 0;          // of all plans, since the start
@@ -62,7 +62,7 @@ struct Following {
   uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
-/// When the cursor gives the fetches that may start at the start of an op, and that others need.
+/// When the cursor gives the fetches that may begin at the start of an op, and that others need.
 enum class FetchTime : uint8_t {
   kAtOpen,   // the op computes while it is open
   kAtClose,  // the op is only queued while it is open; what it allocates comes first

@@ -118,7 +118,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// The same for slots of extents that are resident, or cold with their bytes in host memory, too.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  bool may_give_up_slot(const CudaExtent& extent) const;
   /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
   void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
@@ -185,6 +184,7 @@ class CudaHeap final : public Heap, private SegmentSource {
     return {extent.bytes, extent.owner.load(std::memory_order_relaxed)};
   }
   Status mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks);
+  bool may_give_up_slot(const CudaExtent& extent) const;
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);

@@ -39,7 +39,7 @@ class FreeMarksTest : public SimulatedStreamsFixture {
     marks_.emplace(*numbers_);
     bytes_per_mark_ = bytes_per_mark;
     stream_ = stream();
-    home_ = numbers_->set_of(stream_);
+    owner_ = numbers_->set_of(stream_);
   }
   void launch_on_stream(std::atomic<int>& count) {
     launch(stream_, [&count] { ++count; });
@@ -51,29 +51,29 @@ class FreeMarksTest : public SimulatedStreamsFixture {
   std::optional<FreeMarks> marks_;
   uint64_t bytes_per_mark_ = 0;
   CUstream stream_ = nullptr;
-  StreamSet home_ = kNoStreams;
+  StreamSet owner_ = kNoStreams;
 };
 
 TEST_F(FreeMarksTest, WhatIsQueuedAfterTheFreeIsNotAwaited) {
   make(1);
   std::atomic<int> done{0};
   launch_on_stream(done);
-  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
+  const uint64_t number = marks_->note_free(owner_, 10, bytes_per_mark_);
   driver_->hold(stream_);
-  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_TRUE(marks_->wait(owner_, number));
   EXPECT_EQ(done, 1);
   EXPECT_GT(driver_->unfinished(stream_), 0u);
-  EXPECT_TRUE(marks_->is_over(home_, number));
+  EXPECT_TRUE(marks_->is_over(owner_, number));
 }
 
 TEST_F(FreeMarksTest, WhatIsQueuedBeforeTheFreeIs) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
+  const uint64_t number = marks_->note_free(owner_, 10, bytes_per_mark_);
   marks_->poll();
-  EXPECT_FALSE(marks_->is_over(home_, number));
+  EXPECT_FALSE(marks_->is_over(owner_, number));
   driver_->let_go();
-  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_TRUE(marks_->wait(owner_, number));
   EXPECT_EQ(driver_->unfinished(stream_), 0u);
 }
 
@@ -82,54 +82,54 @@ TEST_F(FreeMarksTest, FreesShareAMark) {
   make(30);
   std::vector<uint64_t> numbers;
   for (int free = 0; free < 3; ++free)
-    numbers.push_back(marks_->note_free(home_, 10, bytes_per_mark_));
+    numbers.push_back(marks_->note_free(owner_, 10, bytes_per_mark_));
   driver_->hold(stream_);
-  const uint64_t later = marks_->note_free(home_, 10, bytes_per_mark_);
-  EXPECT_TRUE(marks_->wait(home_, numbers[0]));
-  for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(home_, number));
-  EXPECT_FALSE(marks_->is_over(home_, later));
+  const uint64_t later = marks_->note_free(owner_, 10, bytes_per_mark_);
+  EXPECT_TRUE(marks_->wait(owner_, numbers[0]));
+  for (const uint64_t number : numbers) EXPECT_TRUE(marks_->is_over(owner_, number));
+  EXPECT_FALSE(marks_->is_over(owner_, later));
 }
 
 // The thread that wants memory makes the mark, which covers the work queued since.
 TEST_F(FreeMarksTest, WhereNobodyWantsMemoryNoMarkIsMade) {
   make(1);
-  const uint64_t number = marks_->note_free(home_, 10, FreeMarks::kNoMark);
+  const uint64_t number = marks_->note_free(owner_, 10, FreeMarks::kNoMark);
   EXPECT_EQ(driver_->calls("cuEventRecord"), 0u);
   driver_->hold(stream_);
   marks_->poll();
   EXPECT_EQ(driver_->calls("cuEventRecord"), 1u);
-  EXPECT_FALSE(marks_->is_over(home_, number));
+  EXPECT_FALSE(marks_->is_over(owner_, number));
   driver_->let_go();
-  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_TRUE(marks_->wait(owner_, number));
 }
 
 TEST_F(FreeMarksTest, WhatNoMarkCoversGetsOne) {
   make(1000);
-  const uint64_t waited_for = marks_->note_free(home_, 10, bytes_per_mark_);
-  EXPECT_FALSE(marks_->is_over(home_, waited_for));
-  EXPECT_TRUE(marks_->wait(home_, waited_for));
-  const uint64_t polled = marks_->note_free(home_, 10, bytes_per_mark_);
+  const uint64_t waited_for = marks_->note_free(owner_, 10, bytes_per_mark_);
+  EXPECT_FALSE(marks_->is_over(owner_, waited_for));
+  EXPECT_TRUE(marks_->wait(owner_, waited_for));
+  const uint64_t polled = marks_->note_free(owner_, 10, bytes_per_mark_);
   driver_->wait_until_idle();
   EXPECT_TRUE(eventually([&] {
     marks_->poll();
-    return marks_->is_over(home_, polled);
+    return marks_->is_over(owner_, polled);
   }));
 }
 
 TEST_F(FreeMarksTest, StreamsHaveMarksOfTheirOwn) {
   make(1);
   driver_->hold(stream_);
-  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
+  const uint64_t number = marks_->note_free(owner_, 10, bytes_per_mark_);
   const StreamSet other = numbers_->set_of(stream());
   const uint64_t others = marks_->note_free(other, 10, bytes_per_mark_);
   EXPECT_GT(others, number);
   EXPECT_TRUE(marks_->wait(other, others));
-  EXPECT_FALSE(marks_->is_over(home_, number));
+  EXPECT_FALSE(marks_->is_over(owner_, number));
 }
 
 TEST_F(FreeMarksTest, ASetThatIsNotOneStreamIsOver) {
   make(1);
-  const StreamSet two = home_ | numbers_->set_of(stream());
+  const StreamSet two = owner_ | numbers_->set_of(stream());
   driver_->hold(stream_);
   EXPECT_TRUE(marks_->is_over(two, marks_->note_free(two, 10, bytes_per_mark_)));
 }
@@ -137,11 +137,11 @@ TEST_F(FreeMarksTest, ASetThatIsNotOneStreamIsOver) {
 TEST_F(FreeMarksTest, AStreamThatCapturesIsNotWaitedFor) {
   make(1);
   driver_->set_capturing(stream_, true);
-  const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
+  const uint64_t number = marks_->note_free(owner_, 10, bytes_per_mark_);
   marks_->poll();
-  EXPECT_FALSE(marks_->wait(home_, number));
+  EXPECT_FALSE(marks_->wait(owner_, number));
   driver_->set_capturing(stream_, false);
-  EXPECT_TRUE(marks_->wait(home_, number));
+  EXPECT_TRUE(marks_->wait(owner_, number));
 }
 
 TEST_F(FreeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
@@ -153,16 +153,16 @@ TEST_F(FreeMarksTest, ThreadsThatFreeAndWaitMissNoMark) {
       const CurrentContext context(api());
       for (int round = 0; round < 100; ++round) {
         launch_on_stream(done);
-        const uint64_t number = marks_->note_free(home_, 10, bytes_per_mark_);
+        const uint64_t number = marks_->note_free(owner_, 10, bytes_per_mark_);
         if (round % 3 == 0) marks_->poll();
         if (round % 2 == 0) {
-          EXPECT_TRUE(marks_->wait(home_, number));
+          EXPECT_TRUE(marks_->wait(owner_, number));
         }
       }
     });
   }
   threads.clear();
-  EXPECT_TRUE(marks_->wait(home_, marks_->note_free(home_, 10, bytes_per_mark_)));
+  EXPECT_TRUE(marks_->wait(owner_, marks_->note_free(owner_, 10, bytes_per_mark_)));
   EXPECT_EQ(done, 300);
 }
 

@@ -364,12 +364,16 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
 
 Status StreamEvictions::let_wait(CopyStream& stream, StreamSet users) {
   std::vector<StreamMark> marks;
-  // Hashes and copies of other extents do not use this one.
-  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, &marks);
-  // Whatever the reason, the tier below is not to blame.
-  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
   for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
   return Status::ok();
+}
+
+Status StreamEvictions::mark_others(StreamSet users, std::vector<StreamMark>* marks) {
+  // Hashes and copies of other extents do not use this one.
+  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, marks);
+  // Whatever the reason, the tier below is not to blame.
+  return marked.is_ok() ? marked : Status(StatusCode::kUnavailable, marked.message());
 }
 
 }  // namespace tencache

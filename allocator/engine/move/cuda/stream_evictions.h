@@ -145,6 +145,7 @@ class StreamEvictions {
   Status let_wait(CopyStream& stream, StreamSet users);
   void await_recorded(std::vector<Eviction>& evictions, Run* run);
   Status await(StreamSet users);
+  Status mark_others(StreamSet users, std::vector<StreamMark>* marks);
   // Phases 3 and 4: proof, then frames.
   void finish_oldest(Run* run);
   void finish_all(Run* run);

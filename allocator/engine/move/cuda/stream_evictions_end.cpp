@@ -54,8 +54,7 @@ void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run)
 
 Status StreamEvictions::await(StreamSet users) {
   std::vector<StreamMark> marks;
-  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, &marks);
-  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
   for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(mark.wait());
   return Status::ok();
 }
