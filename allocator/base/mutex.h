@@ -18,9 +18,10 @@
 //                                 across fallocate, or while memory is mapped, pinned and unpinned
 //   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
-//                                 Moments, StreamQuarantine, FreeMarks, FramePool, StreamNumbers
+//                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers
 //                                 and of the list of all StreamNumbers
 //  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
+//      FreeMarks::mutex_          which frees the device has come to; likewise
 // The log takes no lock.
 #pragma once
 

@@ -35,16 +35,18 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
   }
   const RoomWait wait(*this, streams);
   Status reason;
-  Status status = climb({.bytes = bytes, .requested_bytes = requested_bytes}, &reason);
+  Status status =
+      climb({.bytes = bytes, .requested_bytes = requested_bytes, .streams = streams}, &reason);
   const bool is_disks_fault = !status.is_ok() && !reason.is_ok();
   if (!is_disks_fault || t_must_finish == 0) return status;
   exceed(bytes, reason);
   return Status::ok();
 }
 
-void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes) {
+void Heap::reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return;
-  const WantedRoom wanted = {.bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes};
+  const WantedRoom wanted = {
+      .bytes = bytes, .requested_bytes = bytes, .soon_bytes = soon_bytes, .streams = streams};
   Status reason;
   if (!climb(wanted, &reason).is_ok()) exceed(bytes, reason);
 }
@@ -132,18 +134,20 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
   return has_room;
 }
 
-// The rungs: drop cached memory -> in strict mode an error -> evict -> an error if a full or
-// failing disk is to blame -> evict also what no op has named, oldest first -> an error if the
-// program has set a bound or the device holds no more -> go over the budget.
+// The rungs: drop cached memory that is idle or of the asking streams -> evict -> drop all cached
+// memory -> in strict mode an error -> an error if a full or failing disk is to blame -> evict also
+// what no op has named, oldest first -> an error if the program has set a bound or the device holds
+// no more -> go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
+  while (drop_cached_of(bytes, wanted.streams) > 0) {
+    if (budget_.try_reserve(bytes)) return Status::ok();
+  }
+  if (!config_.strict && await_room(wanted, reason)) return Status::ok();
   while (drop_cached(bytes) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (config_.strict) return out_of_memory(wanted, Status::ok());
-  if (await_room(wanted, reason)) return Status::ok();
-  // Other threads may have freed something meanwhile.
-  if (drop_cached(bytes) > 0 && budget_.try_reserve(bytes)) return Status::ok();
   // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
   // killing the process, so the program gets an error that it can handle.
   if (!reason->is_ok()) return out_of_memory(wanted, *reason);

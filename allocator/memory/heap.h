@@ -111,10 +111,16 @@ class Heap {
   virtual uint64_t unannounced_bytes() const { return 0; }
 
   /// Gives cached extents back, oldest first, then what small blocks keep, until `bytes` are
-  /// released or none is left. Returns how many bytes were released.
+  /// released or none is left. Returns how many bytes were released. May wait for the device, for
+  /// one stream after another.
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
+  /// The same for all memory that the device is done with, and for what work of these streams may
+  /// still use. Waits for no other stream: that one may need the calling thread to go on.
+  virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
+    return drop_cached(bytes);
+  }
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 
@@ -125,7 +131,7 @@ class Heap {
   /// The same for what cannot be refused (a fetch): it goes over the budget instead, and counts
   /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
   /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
-  void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes = 0);
+  void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes, StreamSet streams = kNoStreams);
   /// Waits until this much is free or cached, where cached memory is as good as free. Then what
   /// leaves need not give its pages back to the kernel first. A guess: another thread may take
   /// them.
@@ -241,8 +247,9 @@ class Heap {
  private:
   struct WantedRoom {
     uint64_t bytes = 0;
-    uint64_t requested_bytes = 0;  // what the program asked for, for messages
-    uint64_t soon_bytes = 0;       // what the caller asks for next
+    uint64_t requested_bytes = 0;    // what the program asked for, for messages
+    uint64_t soon_bytes = 0;         // what the caller asks for next
+    StreamSet streams = kNoStreams;  // whose work will fill it
   };
 
   /// `reason`: why nothing could leave, if a lower tier is to blame.

@@ -194,7 +194,7 @@ bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
     const bool waits = held.is_ok() && stream == StreamNumbers::kShared;
     {
       MutexLock lock(mutex_);
-      if (held.is_ok()) block->segment->owner = stream;
+      if (held.is_ok()) table_.change_owner(block, stream);
       if (!waits) table_.release(block);
     }
     if (waits) {
@@ -208,32 +208,65 @@ bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
   }
 }
 
+uint64_t BlockPool::trim_idle(uint64_t bytes) {
+  poll(Patience::kNone);
+  note_whole();
+  free_marks_.poll();
+  std::vector<Block*> claimed;
+  {
+    MutexLock lock(mutex_);
+    claimed = table_.claim_oldest(bytes, [this](const Segment& segment) {
+      return segment.free_number && free_marks_.is_over(segment.owner, *segment.free_number);
+    });
+  }
+  return give_back(claimed, kNoStreams);
+}
+
+// Numbers the segments that have become wholly free. Only now, since that happens all the time, and
+// memory is seldom wanted back.
+void BlockPool::note_whole() {
+  MutexLock lock(mutex_);
+  table_.for_each_whole([this](Segment& segment) {
+    if (segment.free_number) return;
+    segment.free_number = free_marks_.note_free(segment.owner, segment.bytes, FreeMarks::kNoMark);
+  });
+}
+
 uint64_t BlockPool::trim(uint64_t bytes) {
   poll();
-  StreamSet refused = 0;
-  uint64_t given_bytes = 0;
+  StreamSet refused = kNoStreams;
+  uint64_t given_bytes = trim_idle(bytes);
   while (given_bytes < bytes) {
     std::vector<Block*> claimed;
+    note_whole();
     {
       MutexLock lock(mutex_);
-      claimed = table_.claim_oldest(bytes - given_bytes, refused);
+      claimed = table_.claim_oldest(bytes - given_bytes, [refused](const Segment& segment) {
+        return segment.free_number && (segment.owner & refused) == 0;
+      });
     }
     if (claimed.empty()) break;
-    given_bytes += give_back(claimed, &refused);
+    refused |= wait_for_owners(claimed);
+    given_bytes += give_back(claimed, refused);
   }
   return given_bytes;
 }
 
-// Waits until the device is done with the claimed segments, then gives them back to the source.
-// Owners whose streams cannot be waited for are added to `refused` and keep their memory. Returns
-// how many bytes went.
-uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* refused) {
-  StreamSet owners = 0;
-  {
-    MutexLock lock(mutex_);
-    for (const Block* block : claimed) owners |= block->segment->owner;
+// Waits until the device is done with the claimed segments. Returns the owners that could not be
+// waited for.
+StreamSet BlockPool::wait_for_owners(const std::vector<Block*>& claimed) {
+  StreamSet refused = kNoStreams;
+  for (const Block* block : claimed) {
+    const Segment& segment = *block->segment;
+    if ((segment.owner & refused) != 0) continue;
+    if (!free_marks_.wait(segment.owner, *segment.free_number)) refused |= segment.owner;
   }
-  *refused |= wait_for_owners(owners);
+  return refused;
+}
+
+// Gives claimed segments back to the source, but those of refused owners become free again. Returns
+// how many bytes went. REQUIRES: the device is done with the others.
+uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refused) {
   struct Piece {
     CUdeviceptr address;
     uint64_t bytes;
@@ -243,7 +276,7 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* ref
   {
     MutexLock lock(mutex_);
     for (Block* block : claimed) {
-      if ((block->segment->owner & *refused) != 0) {
+      if ((block->segment->owner & refused) != 0) {
         table_.release(block);
         continue;
       }
@@ -258,21 +291,6 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet* ref
   MutexLock lock(mutex_);
   leaving_bytes_ -= bytes;
   return bytes;
-}
-
-// Returns the owners that could not be waited for. The shared bit's free memory is idle.
-StreamSet BlockPool::wait_for_owners(StreamSet owners) {
-  StreamSet refused = 0;
-  StreamSet left = owners & ~StreamNumbers::kShared;
-  while (left != 0) {
-    const StreamSet owner = left & (~left + 1);
-    left &= ~owner;
-    const Status status = wait_for(owner);
-    if (status.is_ok()) continue;
-    waiting_.note_failure(status);
-    refused |= owner;
-  }
-  return refused;
 }
 
 Status BlockPool::wait_for(StreamSet streams) {
@@ -349,7 +367,7 @@ void BlockPool::lay_out(const SegmentView& state, std::vector<CUdeviceptr>* allo
   Block* const whole = table_.find(state.address);
   if (whole->segment->owner != state.owner) {
     table_.claim(whole);
-    whole->segment->owner = state.owner;
+    table_.change_owner(whole, state.owner);
     table_.release(whole);
   }
   for (const BlockView& view : state.blocks) {

@@ -39,6 +39,7 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "memory/cuda/block_table.h"
+#include "memory/cuda/free_marks.h"
 #include "memory/cuda/program_use.h"
 #include "memory/cuda/segment_source.h"
 #include "memory/cuda/stream_quarantine.h"
@@ -88,7 +89,7 @@ class BlockPool {
  public:
   /// All of these outlive the pool. `use` counts what the program has.
   BlockPool(StreamNumbers& numbers, SegmentSource& source, ProgramUse& use)
-      : numbers_(numbers), source_(source), use_(use) {}
+      : numbers_(numbers), source_(source), use_(use), free_marks_(numbers) {}
   /// Waits on the host for what the device still does with freed blocks. Memory that cannot be
   /// waited for does not go back to the source, with a warning. REQUIRES: every block was freed.
   ~BlockPool();
@@ -112,9 +113,12 @@ class BlockPool {
   std::optional<FoundBlock> find(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
   /// Gives wholly free segments back to the source, those first that have been free longest, until
-  /// `bytes` went back or none is left. Waits on the host for what the device still does with them.
-  /// Returns how many bytes went.
+  /// `bytes` went back or none is left. Waits on the host for what the device still does with them,
+  /// for one stream after another. Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// The same for those that the device is known to be done with; waits for nothing. A segment is
+  /// known to be so at the earliest when this has seen it before.
+  uint64_t trim_idle(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Puts the pool back to a state that segments() gave: every block of the program is freed, and
   /// those of the state are the program's again. Segments that are newer stay, free. Waits on the
@@ -147,9 +151,10 @@ class BlockPool {
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
   bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
   bool adopt(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  uint64_t give_back(const std::vector<Block*>& claimed, StreamSet* refused)
+  void note_whole() TENCACHE_EXCLUDES(mutex_);
+  StreamSet wait_for_owners(const std::vector<Block*>& claimed);
+  uint64_t give_back(const std::vector<Block*>& claimed, StreamSet refused)
       TENCACHE_EXCLUDES(mutex_);
-  StreamSet wait_for_owners(StreamSet owners);
   Status wait_for(StreamSet streams);
   Result<StreamSet> users_before(const std::vector<SegmentView>& state) const
       TENCACHE_REQUIRES(mutex_);
@@ -161,6 +166,7 @@ class BlockPool {
   SegmentSource& source_;
   ProgramUse& use_;
   StreamQuarantine<Block*> waiting_{"GPU memory", OnFailure::kKeep};
+  FreeMarks free_marks_;  // of wholly free segments
 
   mutable Mutex mutex_;
   BlockTable table_ TENCACHE_GUARDED_BY(mutex_);

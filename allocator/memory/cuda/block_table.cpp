@@ -47,7 +47,7 @@ void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owne
   TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already",
                  static_cast<unsigned long long>(address));
   Segment& segment = segments_[address];
-  segment = {address, bytes, owner, is_small, {}};
+  segment = {address, bytes, owner, is_small, std::nullopt, {}};
   figures_[is_small ? 1 : 0].segment_bytes += bytes;
   figures_[is_small ? 1 : 0].segment_count += 1;
   enter_free(new_block(address, bytes, &segment, next));
@@ -145,6 +145,7 @@ Block* BlockTable::take_at(CUdeviceptr address, uint64_t bytes, uint64_t request
 }
 
 void BlockTable::activate(Block* block, uint64_t requested_bytes) {
+  block->segment->free_number.reset();
   block->state = BlockState::kActive;
   block->requested_bytes = requested_bytes;
   figures_of(*block).active_bytes += block->bytes;
@@ -222,21 +223,10 @@ Block* BlockTable::claim_whole(uint64_t bytes, StreamSet excluded_owners) {
   return nullptr;
 }
 
-std::vector<Block*> BlockTable::claim_oldest(uint64_t bytes, StreamSet excluded_owners) {
-  std::vector<Block*> claimed;
-  uint64_t claimed_bytes = 0;
-  Segment* segment = whole_.back();
-  while (segment != nullptr && claimed_bytes < bytes) {
-    Segment* const newer = WholeSegments::previous(segment);
-    if ((segment->owner & excluded_owners) == 0) {
-      Block* const block = blocks_.find(segment->address)->second;
-      claim(block);
-      claimed_bytes += block->bytes;
-      claimed.push_back(block);
-    }
-    segment = newer;
-  }
-  return claimed;
+void BlockTable::change_owner(Block* block, StreamSet owner) {
+  TENCACHE_DCHECK(block->state == BlockState::kWaiting && block->bytes == block->segment->bytes);
+  block->segment->owner = owner;
+  block->segment->free_number.reset();
 }
 
 void BlockTable::remove_segment(Block* block) {

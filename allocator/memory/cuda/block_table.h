@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -52,6 +53,8 @@ struct Segment {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
+  // While it is wholly free: its free's number in FreeMarks, once somebody has asked for one.
+  std::optional<uint64_t> free_number;
   ListHook<Segment> whole_hook;
 };
 
@@ -139,8 +142,34 @@ class BlockTable {
   /// is removed. The segment must fit the request and its kind, and have none of the excluded
   /// owners. Of several, takes the one that became free last. Null when there is none.
   Block* claim_whole(uint64_t bytes, StreamSet excluded_owners);
-  /// Claims wholly free segments, oldest first, until they make up `bytes` or none is left.
-  std::vector<Block*> claim_oldest(uint64_t bytes, StreamSet excluded_owners);
+  /// Claims wholly free segments that `accepts(const Segment&)`, oldest first, until they make up
+  /// `bytes` or none is left.
+  template <typename Accepts>
+  std::vector<Block*> claim_oldest(uint64_t bytes, const Accepts& accepts) {
+    std::vector<Block*> claimed;
+    uint64_t claimed_bytes = 0;
+    Segment* newer = nullptr;
+    for (Segment* segment = whole_.back(); segment != nullptr && claimed_bytes < bytes;
+         segment = newer) {
+      newer = WholeSegments::previous(segment);
+      if (!accepts(*segment)) continue;
+      Block* const block = blocks_.find(segment->address)->second;
+      claim(block);
+      claimed_bytes += block->bytes;
+      claimed.push_back(block);
+    }
+    return claimed;
+  }
+  /// Calls `visit(Segment&)` for each wholly free segment.
+  template <typename Visit>
+  void for_each_whole(const Visit& visit) {
+    for (Segment* segment = whole_.front(); segment != nullptr;
+         segment = WholeSegments::next(segment)) {
+      visit(*segment);
+    }
+  }
+  /// Another stream's from now on. REQUIRES: the block is a whole segment, and claimed.
+  void change_owner(Block* block, StreamSet owner);
   /// Forgets the segment of a claimed block.
   void remove_segment(Block* block);
 

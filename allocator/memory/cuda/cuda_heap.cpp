@@ -220,13 +220,15 @@ CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requeste
 }
 
 // Where more than is worth keeping would be held with a frame of new handles, a thread waits for
-// freed memory that the device still uses, or that other threads are about to give back.
+// freed memory that its stream still uses, or that other threads are about to give back, and for a
+// while for what other streams use.
 Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet stream) {
   note_live();
   Result<Frame> frame = frame_without_wait(bytes, is_small);
   if (!is_out_of_memory(frame)) return frame;
   const RoomWait wait(*this, stream);
-  while (destroy(take_oldest(frames_.missing(bytes), false)) > 0 || await_leaving()) {
+  while (destroy(take_oldest(frames_.missing(bytes), stream)) > 0 || await_leaving() ||
+         await_idle(frames_.missing(bytes))) {
     poll_waiting(Patience::kNone);
     frame = frame_without_wait(bytes, is_small);
     if (!is_out_of_memory(frame)) return frame;
@@ -259,10 +261,11 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small)
     Result<Frame> frame = frames_.take_reserved(bytes, is_small, bytes_worth_holding());
     if (!is_out_of_memory(frame)) return frame;
     const uint64_t missing_bytes = frames_.missing(bytes);
-    if (missing_bytes == 0 || drop_cached(missing_bytes) > 0) continue;
+    if (missing_bytes == 0 || drop_idle_cached(missing_bytes) > 0) continue;
     // More than is missing, so that this takes few rounds where others have taken much.
     uint64_t taken_bytes = std::max(missing_bytes, budget_.limit() / kOthersStepsPerBudget);
     if (!may_wait) return frame;
+    if (drop_cached(missing_bytes) > 0) continue;
     if (!evict_more(taken_bytes)) {
       taken_bytes = missing_bytes;
       if (!evict_more(taken_bytes)) return frame;

@@ -83,6 +83,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   }
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_idle_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  uint64_t drop_cached_of(uint64_t bytes, StreamSet streams) override TENCACHE_EXCLUDES(mutex_);
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
@@ -187,8 +188,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   bool may_give_up_slot(const CudaExtent& extent) const;
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
-  void poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
-  std::vector<CudaExtent*> take_oldest(uint64_t bytes, bool are_idle,
+  bool poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
+  StreamSet oldest_owner(StreamSet tried) const TENCACHE_EXCLUDES(mutex_);
+  std::vector<CudaExtent*> take_oldest(uint64_t bytes, StreamSet awaited,
                                        uint64_t handle_bytes_max = ~uint64_t{0})
       TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
@@ -206,6 +208,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void gather_handles(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool has_cached() const TENCACHE_EXCLUDES(mutex_);
   bool await_leaving() TENCACHE_EXCLUDES(mutex_);
+  bool await_idle(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   void shrink_now_and_then() TENCACHE_EXCLUDES(mutex_);
 
   Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);

@@ -3,6 +3,8 @@
 // CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, and those that
 // wait for streams before that; how their frames serve other sizes, and how the cache shrinks.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -19,6 +21,10 @@ constexpr uint64_t kScarcePerBudget = 8;
 constexpr uint64_t kMarksPerAllowed = 256;
 // For this many frees after a frame was wanted, another is presumed to be wanted.
 constexpr int64_t kFreesToMark = 1024;
+// How long new handles may wait for old ones while streams stand still, and at most.
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::seconds kPatienceMax{5};
+constexpr std::chrono::microseconds kIdlePoll{50};
 
 uint64_t smallest_handle_of(const Frame& frame) {
   uint64_t bytes = ~uint64_t{0};
@@ -123,8 +129,8 @@ void CudaHeap::unlink_cached(CudaExtent* extent) {
   if (extent->is_in_runs) runs_of(*extent).take(extent->address, extent->bytes);
 }
 
-void CudaHeap::poll_waiting(Patience patience) {
-  waiting_.poll(patience, [this](const std::vector<CudaExtent*>& over) {
+bool CudaHeap::poll_waiting(Patience patience) {
+  return waiting_.poll(patience, [this](const std::vector<CudaExtent*>& over) {
     for (CudaExtent* extent : over) {
       release_spare_copy(extent);
       note_completed(extent->device_address(), extent->requested_bytes.load());
@@ -144,7 +150,7 @@ void CudaHeap::gather_handles(uint64_t bytes) {
   if (missing_bytes == 0 || !has_cached()) return;
   frees_to_mark_.store(kFreesToMark, std::memory_order_relaxed);
   free_marks_.poll();
-  while (destroy(take_oldest(missing_bytes, true, bytes)) > 0) {
+  while (destroy(take_oldest(missing_bytes, kNoStreams, bytes)) > 0) {
     const uint64_t missing_before = std::exchange(missing_bytes, frames_.missing(bytes));
     if (missing_bytes == 0 || missing_bytes >= missing_before) return;
   }
@@ -163,6 +169,23 @@ bool CudaHeap::await_leaving() {
   return destroyed_count_ != count_before;
 }
 
+// Waits until the device is done with some cached memory, and drops it. Gives up where streams
+// stand still, since one may need this thread to go on. False when nothing was dropped.
+bool CudaHeap::await_idle(uint64_t bytes) {
+  using Clock = std::chrono::steady_clock;
+  const auto last = Clock::now() + kPatienceMax;
+  auto deadline = Clock::now() + kPatience;
+  uint64_t reached = free_marks_.reached_count();
+  while (bytes > 0 && has_cached() && Clock::now() < std::min(deadline, last)) {
+    if (drop_idle_cached(bytes) > 0) return true;
+    if (std::exchange(reached, free_marks_.reached_count()) != reached) {
+      deadline = Clock::now() + kPatience;
+    }
+    std::this_thread::sleep_for(kIdlePoll);
+  }
+  return false;
+}
+
 // What the program has not needed for a while goes back to the driver.
 void CudaHeap::shrink_now_and_then() {
   const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -179,7 +202,14 @@ void CudaHeap::shrink_now_and_then() {
 uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
   poll_waiting(Patience::kNone);
   free_marks_.poll();
-  return destroy(take_oldest(bytes, true));
+  return destroy(take_oldest(bytes, kNoStreams));
+}
+
+uint64_t CudaHeap::drop_cached_of(uint64_t bytes, StreamSet streams) {
+  uint64_t dropped_bytes = drop_idle_cached(bytes);
+  if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
+  if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim_idle(bytes - dropped_bytes);
+  return dropped_bytes;
 }
 
 uint64_t CudaHeap::empty_cache() {
@@ -202,18 +232,37 @@ void CudaHeap::set_limit(uint64_t bytes, bool is_bounded) {
 }
 
 uint64_t CudaHeap::drop_cached(uint64_t bytes) {
-  uint64_t dropped_bytes = drop_idle_cached(bytes);
-  if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
-  if (dropped_bytes < bytes) {
-    poll_waiting(Patience::kForAllStreams);
-    dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, false));
+  uint64_t dropped_bytes = drop_cached_of(bytes, kNoStreams);
+  StreamSet tried = kNoStreams;
+  while (dropped_bytes < bytes) {
+    const StreamSet owner = oldest_owner(tried);
+    if (owner != kNoStreams) {
+      tried |= owner;
+      dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, owner));
+    } else if (poll_waiting(Patience::kForOneStream)) {
+      tried = kNoStreams;
+    } else {
+      break;
+    }
   }
   if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim(bytes - dropped_bytes);
   return dropped_bytes;
 }
 
-// The taken extents are in no list. Each has a handle of at most `handle_bytes_max`.
-std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle,
+// The owner of what is cached longest, of those that were not tried; kNoStreams when there is none.
+StreamSet CudaHeap::oldest_owner(StreamSet tried) const {
+  MutexLock lock(mutex_);
+  for (Extent* extent = cached_by_age_.back(); extent != nullptr;
+       extent = AgeList::previous(extent)) {
+    const StreamSet owner = of_cuda(extent)->owner.load(std::memory_order_relaxed);
+    if ((owner & tried) == 0) return owner;
+  }
+  return kNoStreams;
+}
+
+// Extents that the device is done with, or that only work of the `awaited` streams may still use.
+// The taken ones are in no list. Each has a handle of at most `handle_bytes_max`.
+std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, StreamSet awaited,
                                                uint64_t handle_bytes_max) {
   std::vector<CudaExtent*> taken;
   MutexLock lock(mutex_);
@@ -226,7 +275,8 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, bool are_idle,
     // Skip it while an op pins it or an eviction still reads its bytes.
     if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
     const CudaExtent* cuda = of_cuda(extent);
-    if (are_idle && !free_marks_.is_over(cuda->owner, cuda->free_number)) continue;
+    const StreamSet owner = cuda->owner.load(std::memory_order_relaxed);
+    if ((owner & awaited) == 0 && !free_marks_.is_over(owner, cuda->free_number)) continue;
     if (smallest_handle_of(cuda->frame) > handle_bytes_max) continue;
     unlink_cached(of_cuda(extent));
     taken.push_back(of_cuda(extent));

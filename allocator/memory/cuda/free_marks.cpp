@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 namespace tencache {
 namespace {
@@ -50,30 +49,36 @@ bool FreeMarks::make(StreamSet owner) {
 }
 
 void FreeMarks::poll() {
-  std::vector<StreamSet> owners;
-  std::vector<StreamSet> without_mark;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [owner, line] : lines_) {
-      if (line.over == line.freed) continue;
-      owners.push_back(owner);
-      if (line.marks.empty()) without_mark.push_back(owner);
-    }
+  for (const StreamSet owner : unfinished(false)) note_reached_of(owner);
+  for (const StreamSet owner : unfinished(true)) {
+    make(owner);
+    note_reached_of(owner);
   }
-  for (const StreamSet owner : without_mark) make(owner);
-  for (const StreamSet owner : owners) {
-    for (;;) {
-      Mark first;
-      {
-        MutexLock lock(mutex_);
-        const std::deque<Mark>& marks = lines_[owner].marks;
-        if (marks.empty()) break;
-        first = marks.front();
-      }
-      const Result<bool> is_reached = first.mark->is_reached();
-      if (!is_reached.is_ok() || !is_reached.value()) break;
-      note_reached(owner, first.number);
+}
+
+// The streams that may still use freed memory; if asked for, those alone that have no mark.
+std::vector<StreamSet> FreeMarks::unfinished(bool are_without_mark) const {
+  std::vector<StreamSet> owners;
+  MutexLock lock(mutex_);
+  for (const auto& [owner, line] : lines_) {
+    if (line.over < line.freed && (!are_without_mark || line.marks.empty()))
+      owners.push_back(owner);
+  }
+  return owners;
+}
+
+void FreeMarks::note_reached_of(StreamSet owner) {
+  for (;;) {
+    Mark first;
+    {
+      MutexLock lock(mutex_);
+      const std::deque<Mark>& marks = lines_[owner].marks;
+      if (marks.empty()) return;
+      first = marks.front();
     }
+    const Result<bool> is_reached = first.mark->is_reached();
+    if (!is_reached.is_ok() || !is_reached.value()) return;
+    note_reached(owner, first.number);
   }
 }
 
@@ -82,6 +87,11 @@ bool FreeMarks::is_over(StreamSet owner, uint64_t number) const {
   MutexLock lock(mutex_);
   const auto found = lines_.find(owner);
   return found != lines_.end() && number <= found->second.over;
+}
+
+uint64_t FreeMarks::reached_count() const {
+  MutexLock lock(mutex_);
+  return reached_count_;
 }
 
 bool FreeMarks::wait(StreamSet owner, uint64_t number) {
@@ -107,6 +117,7 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
 
 void FreeMarks::note_reached(StreamSet owner, uint64_t number) {
   MutexLock lock(mutex_);
+  ++reached_count_;
   Line& line = lines_[owner];
   line.over = std::max(line.over, number);
   while (!line.marks.empty() && line.marks.front().number <= number) line.marks.pop_front();

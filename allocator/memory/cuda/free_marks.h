@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <unordered_map>
+#include <vector>
 
 #include "base/mutex.h"
 #include "platform/cuda/stream_mark.h"
@@ -40,6 +41,8 @@ class FreeMarks {
   void poll() TENCACHE_EXCLUDES(mutex_);
   /// Whether the stream is known to be done with what was freed under this number. Cheap.
   bool is_over(StreamSet owner, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
+  /// How often a mark was found reached: a sign of life of the streams.
+  uint64_t reached_count() const TENCACHE_EXCLUDES(mutex_);
   /// Waits until the stream is done with it. False when that is unknown: the stream captures a
   /// graph, or the context is broken.
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
@@ -57,6 +60,8 @@ class FreeMarks {
     std::deque<Mark> marks;       // not reached yet, in order
   };
 
+  std::vector<StreamSet> unfinished(bool are_without_mark) const TENCACHE_EXCLUDES(mutex_);
+  void note_reached_of(StreamSet owner) TENCACHE_EXCLUDES(mutex_);
   /// Makes a mark that covers all frees of the stream so far.
   bool make(StreamSet owner) TENCACHE_EXCLUDES(mutex_);
   void note_reached(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
@@ -64,7 +69,8 @@ class FreeMarks {
   StreamNumbers& streams_;
 
   mutable Mutex mutex_;
-  uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of frees
+  uint64_t reached_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::unordered_map<StreamSet, Line> lines_ TENCACHE_GUARDED_BY(mutex_);
 };
 

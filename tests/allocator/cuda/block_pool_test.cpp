@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support/cuda/block_pool_fixture.h"
+#include "support/eventually.h"
 
 namespace tencache {
 namespace {
@@ -277,17 +278,46 @@ TEST_F(BlockPoolTest, WhatGoesBackIsIdle) {
                 main_, {{first, kBytes}},
                 [first] { memset(reinterpret_cast<void*>(first), 1, kBytes); }, milliseconds(20)),
             CUDA_SUCCESS);
+  driver_->hold(side_);
   free(first);
   free(large);
   EXPECT_EQ(pool_->trim(1), 2 * kMiB) << "what became free first";
-  EXPECT_TRUE(driver_->is_idle());
   EXPECT_EQ(source_->bytes(), 22 * kMiB);
+  driver_->wait_until_idle();
   EXPECT_EQ(pool_->trim(~uint64_t{0}), 20 * kMiB);
   EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
   EXPECT_EQ(pool_->segment_bytes(), 2 * kMiB);
   EXPECT_EQ(source_->bytes(), 2 * kMiB);
   EXPECT_FALSE(pool_->free(first)) << "its segment is gone";
   free(used);
+}
+
+TEST_F(BlockPoolTest, WhatIsKnownToBeIdleGoesBackWithoutAWait) {
+  const CUdeviceptr first = allocate(kBytes, main_);
+  const CUdeviceptr large = allocate(2 * kMiB, side_);
+  driver_->hold(main_);
+  free(first);
+  free(large);
+  // The first time makes the marks.
+  EXPECT_TRUE(eventually([&] { return pool_->trim_idle(~uint64_t{0}) == 20 * kMiB; }));
+  EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u) << "its stream is busy";
+  EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
+  driver_->wait_until_idle();
+  EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 2 * kMiB);
+}
+
+TEST_F(BlockPoolTest, WhatWasUsedAgainIsBusyAgain) {
+  driver_->hold(main_);
+  const CUdeviceptr address = allocate(kBytes, main_);
+  free(address);
+  EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u) << "from here on, its end is noted";
+  EXPECT_EQ(allocate(kBytes, main_), address);
+  driver_->wait_until_idle();
+  driver_->hold(main_);
+  free(address);
+  EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u) << "that end was another one's";
+  driver_->wait_until_idle();
+  EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 2 * kMiB);
 }
 
 TEST_F(BlockPoolTest, TheSourcesRefusalIsTheAnswerAndCostsNothing) {
@@ -339,12 +369,17 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
     driver_->wait_until_idle();
     free(allocate(20 * kMiB, main_));
     free(allocate(20 * kMiB, side_));
+    // So that the same calls are made each time.
+    driver_->hold(main_);
+    driver_->hold(side_);
+    EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u);
+    driver_->wait_until_idle();
     pool_->trim(~uint64_t{0});
     EXPECT_EQ(pool_->used_bytes(), 0u);
   };
-  for (const char* name : {"cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode",
-                           "cuStreamIsCapturing", "cuEventCreate", "cuEventRecord", "cuEventQuery",
-                           "cuStreamWaitEvent", "cuEventSynchronize"}) {
+  for (const char* name :
+       {"cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing",
+        "cuEventCreate", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"}) {
     marks_.emplace(*gpu_);  // without an event to reuse
     const uint64_t calls_before = driver_->calls(name);
     run();
@@ -368,6 +403,15 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
       ASSERT_EQ(pool_->segment_bytes(), 0u);
     }
   }
+}
+
+TEST_F(BlockPoolTest, WhatCannotBeWaitedForStays) {
+  driver_->hold(main_);
+  free(allocate(kBytes, main_));
+  driver_->fail("cuEventSynchronize", 1, CUDA_ERROR_UNKNOWN);
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 0u);
+  driver_->wait_until_idle();
+  EXPECT_EQ(pool_->trim(~uint64_t{0}), 2 * kMiB);
 }
 
 TEST_F(BlockPoolTest, TheEndWaitsForWhatIsFreed) {

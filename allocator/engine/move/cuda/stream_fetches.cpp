@@ -38,7 +38,7 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
     // Phase 1: claim what is cold.
     const std::vector<CudaExtent*> claimed = claim(extents);
     // Phases 2 and 3: room, then frames and copies.
-    const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed);
+    const std::vector<CudaExtent*> left_cold = bring_as_room_comes(claimed, streams);
     // Phase 4: the op's streams wait for the bytes, whoever brings them.
     const Extent* last_late = nullptr;
     for (Extent* extent : extents) {
@@ -115,12 +115,13 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
 // Extents that find room travel while room is made for the rest. One thread at a time does that:
 // two that each have room for a part would both go over the budget for the other. Returns those
 // that stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
-std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed) {
+std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed,
+                                                            StreamSet streams) {
   std::vector<CudaExtent*> left_cold;
   if (claimed.empty()) return left_cold;
   const bool one_by_one = !is_gathering_.exchange(true);
   while (!claimed.empty()) {
-    const size_t count = take_room(claimed, one_by_one);
+    const size_t count = take_room(claimed, one_by_one, streams);
     std::vector<CudaExtent*> part(claimed.begin(),
                                   claimed.begin() + static_cast<std::ptrdiff_t>(count));
     claimed = claimed.subspan(count);
@@ -138,15 +139,16 @@ std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent
 
 // Reserves room, for all extents if there is enough; returns for how many, from the first on. Else
 // this waits for the room of the first one, or for that of all.
-size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_by_one) {
+size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_by_one,
+                                StreamSet streams) {
   uint64_t bytes = 0;
   for (const CudaExtent* extent : extents) bytes += extent->bytes;
   if (heap_.budget().try_reserve(bytes)) return extents.size();
   if (!one_by_one) {
-    heap_.reserve_or_exceed(bytes);
+    heap_.reserve_or_exceed(bytes, 0, streams);
     return extents.size();
   }
-  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes);
+  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes, streams);
   size_t count = 1;
   while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
   return count;

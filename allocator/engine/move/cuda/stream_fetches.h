@@ -86,8 +86,9 @@ class StreamFetches {
   bool is_apart(const Extent* last_late, const Extent* extent);
   static std::vector<CudaExtent*> claim(std::span<Extent* const> extents);
   bool await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late, bool* has_landed);
-  std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed);
-  size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one);
+  std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed,
+                                               StreamSet streams);
+  size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one, StreamSet streams);
   // Ahead of use.
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);

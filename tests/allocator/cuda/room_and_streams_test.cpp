@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which streams a thread waits for when it needs room on the GPU: none but its own as long as
+// something can leave, and one after another when nothing can. A stream of others may need this
+// very thread to go on, as where two ranks send to each other.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "engine/engine.h"
+#include "support/cuda/test_cuda_engine.h"
+#include "support/eventually.h"
+
+namespace tencache {
+namespace {
+
+constexpr uint64_t kHalf = TestCudaEngine::kBudgetBytes / 2;
+constexpr uint64_t kQuarter = TestCudaEngine::kBudgetBytes / 4;
+
+class RoomAndStreamsTest : public ::testing::Test {
+ protected:
+  ~RoomAndStreamsTest() override {
+    engine_->driver().let_go();
+    for (char* address : allocated_) engine_->free(address);
+    EXPECT_EQ(engine_->check_books(), "");
+  }
+  void start(const TestCudaEngine::Adjust& adjust = {}) {
+    engine_.emplace(adjust);
+    own_ = engine_->make_stream();
+    held_ = engine_->make_stream();
+  }
+  char* allocate(uint64_t bytes, CUstream stream) {
+    allocated_.push_back(engine_->allocate(bytes, stream));
+    return allocated_.back();
+  }
+  // Written, and idle afterwards: it may leave.
+  char* allocate_idle(uint64_t bytes) {
+    char* tensor = allocate(bytes, own_);
+    engine_->write(own_, tensor, bytes, 1);
+    engine_->wait_until_idle();
+    return tensor;
+  }
+  void free(char* address) {
+    std::erase(allocated_, address);
+    engine_->free(address);
+  }
+  // Freed while this stream, which stands still from now on, still uses it.
+  void free_in_use_by(CUstream stream, char* address) {
+    engine_->driver().hold(stream);
+    free(address);
+  }
+  // Runs `act`. The held streams go on when it is over, or has waited for long.
+  template <typename Act>
+  void without_held_streams(const Act& act) {
+    std::atomic<bool> is_over = false;
+    std::jthread let_go([&] {
+      EXPECT_TRUE(eventually([&] { return is_over.load(); })) << "it waits for a held stream";
+      engine_->driver().let_go();
+    });
+    act();
+    is_over = true;
+  }
+
+  std::optional<TestCudaEngine> engine_;
+  CUstream own_ = nullptr;
+  CUstream held_ = nullptr;
+  std::vector<char*> allocated_;
+};
+
+TEST_F(RoomAndStreamsTest, AllocationsLeaveAloneWhatOtherStreamsUse) {
+  start();
+  allocate_idle(kHalf);
+  free_in_use_by(held_, allocate(kHalf, held_));
+  without_held_streams([&] {
+    allocate(kQuarter, own_);
+    EXPECT_EQ((*engine_)->heap().cached_bytes(), kHalf) << "the other stream still uses it";
+  });
+  EXPECT_EQ(engine_->stats().evicted_bytes, kHalf);
+}
+
+TEST_F(RoomAndStreamsTest, AllocationsLeaveAloneTheSmallBlocksOfOtherStreams) {
+  start();
+  char* small = allocate(kMiB / 2, held_);
+  allocate_idle(kHalf);
+  allocate_idle(kQuarter);
+  free_in_use_by(held_, small);
+  without_held_streams([&] {
+    allocate(kQuarter, own_);
+    EXPECT_EQ((*engine_)->heap().small_bytes(), 2 * kMiB) << "the other stream still uses it";
+  });
+  EXPECT_GT(engine_->stats().evicted_bytes, 0u);
+}
+
+TEST_F(RoomAndStreamsTest, SmallBlocksThatAreIdleGoWithoutAWait) {
+  start();
+  char* small = allocate(kMiB / 2, held_);
+  allocate_idle(kHalf);
+  free_in_use_by(held_, small);
+  EXPECT_EQ((*engine_)->heap().drop_cached_of(1, kNoStreams), 0u) << "this marks its end";
+  engine_->wait_until_idle();
+  engine_->driver().hold(own_);
+  engine_->driver().hold(held_);
+  without_held_streams([&] {
+    allocate(kHalf, own_);
+    EXPECT_EQ((*engine_)->heap().small_bytes(), 0u);
+  });
+}
+
+TEST_F(RoomAndStreamsTest, FetchesLeaveAloneWhatOtherStreamsUse) {
+  start();
+  char* cold = allocate_idle(kQuarter);
+  ASSERT_TRUE(engine_->evict(cold));
+  allocate_idle(kHalf);
+  free_in_use_by(held_, allocate(kHalf, held_));
+  without_held_streams([&] {
+    engine_->check(own_, cold, kQuarter, 1);
+    EXPECT_EQ((*engine_)->heap().cached_bytes(), kHalf) << "the other stream still uses it";
+  });
+  EXPECT_EQ(engine_->stats().over_budget_events, 0u);
+}
+
+// A thread would rather have freed memory than hold more, but not at any price.
+TEST_F(RoomAndStreamsTest, MoreIsHeldBeforeAnotherStreamIsWaitedForForLong) {
+  start();
+  allocate(kQuarter, own_);
+  free_in_use_by(held_, allocate(kQuarter, held_));
+  without_held_streams([&] { allocate(kQuarter / 2, own_); });
+  EXPECT_GE(engine_->device().view().frames().all.bytes.peak, 2 * kQuarter + kQuarter / 2);
+}
+
+// Nothing can leave in strict mode.
+TEST_F(RoomAndStreamsTest, WhereNothingCanLeaveOneStreamIsWaitedFor) {
+  start([](CudaEngineConfig& config) { config.heap.strict = true; });
+  CUstream done = engine_->make_stream();
+  char* first = allocate(kHalf, own_);
+  char* second = allocate(kHalf, own_);
+  engine_->device().record_stream(first, done);
+  engine_->device().record_stream(second, held_);
+  free(first);
+  free_in_use_by(held_, second);
+  without_held_streams([&] { allocate(kQuarter, own_); });
+}
+
+}  // namespace
+}  // namespace tencache
