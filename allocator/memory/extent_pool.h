@@ -56,6 +56,7 @@ class ExtentPool {
 
   /// All of them, Vacant ones included.
   const std::deque<ExtentType>& all() const { return all_; }
+  std::deque<ExtentType>& all() { return all_; }
   std::vector<ListedExtent> list() const {
     std::vector<ListedExtent> extents;
     extents.reserve(all_.size());

@@ -6,6 +6,12 @@
 #include "memory/cuda/cuda_heap.h"
 
 namespace tencache {
+namespace {
+
+// How many extents are found at most while the heap's lock is held.
+constexpr size_t kFoundAtOnce = 64;
+
+}  // namespace
 
 void CudaHeap::release_copy(CudaExtent* extent) {
   extent->has_copy_below.store(false, std::memory_order_relaxed);
@@ -30,21 +36,48 @@ void CudaHeap::release_spare_copy(CudaExtent* extent) {
 }
 
 uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
+  return drop_spares(bytes, &CudaHeap::drop_spare_copy);
+}
+
+uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
+  return drop_spares(bytes, &CudaHeap::drop_spare_slot);
+}
+
+// In the order in which the extents were made, as the planner presumes (learn/host_model.h).
+uint64_t CudaHeap::drop_spares(uint64_t bytes, DropSpare drop) {
   uint64_t dropped_bytes = 0;
-  for (const ListedExtent& listed : extents()) {
-    if (dropped_bytes >= bytes) break;
-    CudaExtent* extent = of_cuda(listed.extent);
-    if (!extent->has_copy_below.load(std::memory_order_relaxed)) continue;
-    if (!extent->try_take_busy()) continue;
-    dropped_bytes += extent->host_block.bytes;
-    if (extent->slot.is_valid() && extent->is_presumed_clean()) {
-      release_block(extent);
-    } else {
-      release_copy(extent);
+  size_t place = 0;
+  while (dropped_bytes < bytes) {
+    const std::vector<CudaExtent*> some = next_with_copy(&place);
+    if (some.empty()) break;
+    for (size_t index = 0; index < some.size() && dropped_bytes < bytes; ++index) {
+      dropped_bytes += (this->*drop)(some[index]);
     }
-    extent->release_busy();
   }
   return dropped_bytes;
+}
+
+// A few extents that have a copy below, from the one at this place on. None when there are no more.
+std::vector<CudaExtent*> CudaHeap::next_with_copy(size_t* place) {
+  std::vector<CudaExtent*> found;
+  MutexLock lock(mutex_);
+  for (; *place < pool_.all().size() && found.size() < kFoundAtOnce; ++*place) {
+    CudaExtent& extent = pool_.all()[*place];
+    if (extent.has_copy_below.load(std::memory_order_relaxed)) found.push_back(&extent);
+  }
+  return found;
+}
+
+uint64_t CudaHeap::drop_spare_copy(CudaExtent* extent) {
+  if (!extent->try_take_busy()) return 0;
+  const uint64_t bytes = extent->host_block.bytes;
+  if (extent->slot.is_valid() && extent->is_presumed_clean()) {
+    release_block(extent);
+  } else {
+    release_copy(extent);
+  }
+  extent->release_busy();
+  return bytes;
 }
 
 // A slot that a fork has frozen would not be free before the child ends. The extent can still leave
@@ -53,31 +86,25 @@ bool CudaHeap::may_give_up_slot(const CudaExtent& extent) const {
   return extent.slot.is_valid() && disk_->is_writable(extent.slot);
 }
 
-uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
-  uint64_t dropped_bytes = 0;
-  for (const ListedExtent& listed : extents()) {
-    if (dropped_bytes >= bytes) break;
-    CudaExtent* extent = of_cuda(listed.extent);
-    if (!extent->has_copy_below.load(std::memory_order_relaxed)) continue;
-    if (extent->try_take_busy()) {
-      if (may_give_up_slot(*extent)) {
-        dropped_bytes += extent->slot.bytes;
-        release_slot(extent);
-        if (!extent->host_block.is_valid()) release_copy(extent);
-      }
-      extent->release_busy();
-    } else if (extent->claim_cold()) {
-      // A block beyond the budget goes when the extent returns; then the slot is the only copy.
-      const bool has_block =
-          extent->host_block.is_valid() && !extent->host_block.is_beyond_budget();
-      if (has_block && may_give_up_slot(*extent)) {
-        dropped_bytes += extent->slot.bytes;
-        release_slot(extent);
-      }
-      release_cold(extent);
+uint64_t CudaHeap::drop_spare_slot(CudaExtent* extent) {
+  uint64_t bytes = 0;
+  if (extent->try_take_busy()) {
+    if (may_give_up_slot(*extent)) {
+      bytes = extent->slot.bytes;
+      release_slot(extent);
+      if (!extent->host_block.is_valid()) release_copy(extent);
     }
+    extent->release_busy();
+  } else if (extent->claim_cold()) {
+    // A block beyond the budget goes when the extent returns; then the slot is the only copy.
+    const bool has_block = extent->host_block.is_valid() && !extent->host_block.is_beyond_budget();
+    if (has_block && may_give_up_slot(*extent)) {
+      bytes = extent->slot.bytes;
+      release_slot(extent);
+    }
+    release_cold(extent);
   }
-  return dropped_bytes;
+  return bytes;
 }
 
 void CudaHeap::release_cold(CudaExtent* extent) {
