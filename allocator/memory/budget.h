@@ -69,6 +69,12 @@ class Budget {
     const uint64_t limit_bytes = limit();
     return bytes > limit_bytes ? bytes - limit_bytes : 0;
   }
+  /// How many bytes must be released before this many can be reserved. At least one: another thread
+  /// may take what is free.
+  uint64_t lacking(uint64_t bytes) const {
+    const uint64_t free_bytes = free();
+    return excess() + (bytes > free_bytes ? bytes - free_bytes : 1);
+  }
   uint64_t attention() const { return attention_bytes_.load(std::memory_order_relaxed); }
   bool needs_attention() const { return used() > attention(); }
   /// Whether this many more bytes would call for attention.

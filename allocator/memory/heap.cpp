@@ -140,11 +140,11 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 // no more -> go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
-  while (drop_cached_of(bytes, wanted.streams) > 0) {
+  while (drop_cached_of(budget_.lacking(bytes), wanted.streams) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (!config_.strict && await_room(wanted, reason)) return Status::ok();
-  while (drop_cached(bytes) > 0) {
+  while (drop_cached(budget_.lacking(bytes)) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (config_.strict) return out_of_memory(wanted, Status::ok());

@@ -236,7 +236,8 @@ std::optional<EvictionResult> Evictor::run_pass() {
   const bool is_demanded = has_demand();
   if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
     const MigrationPermit permit(mover_->fork_latch());
-    total.bytes += heap_.drop_idle_cached(wanted);
+    total.bytes +=
+        is_demanded ? heap_.drop_cached_of(wanted, kNoStreams) : heap_.drop_idle_cached(wanted);
     if (total.bytes >= wanted) return total;
     // As headroom, cached memory will do: a device is done with it soon.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;

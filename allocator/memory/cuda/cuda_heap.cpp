@@ -228,12 +228,12 @@ Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet 
   if (!is_out_of_memory(frame)) return frame;
   const RoomWait wait(*this, stream);
   while (destroy(take_oldest(frames_.missing(bytes), stream)) > 0 || await_leaving() ||
-         await_idle(frames_.missing(bytes))) {
+         await_idle(frames_.missing(bytes), stream)) {
     poll_waiting(Patience::kNone);
     frame = frame_without_wait(bytes, is_small);
     if (!is_out_of_memory(frame)) return frame;
   }
-  return take_frame(bytes, true, is_small);
+  return take_frame(bytes, true, is_small, stream);
 }
 
 // A program that repeats itself wants what is cached again, in the sizes that it has. If extents
@@ -254,21 +254,24 @@ bool CudaHeap::has_room_for_new_handles(uint64_t bytes) const {
 
 // The GPU may have no memory although the budget has room, because others use it, too. What they
 // took counts as used from then on.
-Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small) {
+Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small, StreamSet stream) {
   note_live();
   gather_handles(bytes);
   for (;;) {
     Result<Frame> frame = frames_.take_reserved(bytes, is_small, bytes_worth_holding());
     if (!is_out_of_memory(frame)) return frame;
     const uint64_t missing_bytes = frames_.missing(bytes);
-    if (missing_bytes == 0 || drop_idle_cached(missing_bytes) > 0) continue;
+    if (missing_bytes == 0 || drop_cached_of(missing_bytes, stream) > 0) continue;
+    if (!may_wait) return frame;
+    if (await_idle(missing_bytes, stream)) continue;
     // More than is missing, so that this takes few rounds where others have taken much.
     uint64_t taken_bytes = std::max(missing_bytes, budget_.limit() / kOthersStepsPerBudget);
-    if (!may_wait) return frame;
-    if (drop_cached(missing_bytes) > 0) continue;
     if (!evict_more(taken_bytes)) {
       taken_bytes = missing_bytes;
-      if (!evict_more(taken_bytes)) return frame;
+      if (!evict_more(taken_bytes)) {
+        if (drop_cached(missing_bytes) > 0) continue;
+        return frame;
+      }
     }
     others_bytes_.fetch_add(taken_bytes, std::memory_order_relaxed);
     if (!warned_others_.exchange(true)) {

@@ -101,9 +101,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Sets the budget and gives back at once what is cached above it. The caller tells the engine.
   void set_limit(uint64_t bytes, bool is_bounded);
 
-  /// Takes a frame, whose room must be reserved already. Where others use the GPU's memory, waits
-  /// for evictions if it may.
-  Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false);
+  /// Takes a frame, whose room must be reserved already, for work in this stream. Where others use
+  /// the GPU's memory, waits for evictions if it may.
+  Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false,
+                           StreamSet stream = kNoStreams);
   void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
   /// Unmaps the frame under an extent, which is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
@@ -213,7 +214,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   void gather_handles(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool has_cached() const TENCACHE_EXCLUDES(mutex_);
   bool await_leaving() TENCACHE_EXCLUDES(mutex_);
-  bool await_idle(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  bool await_idle(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
+  using Progress = std::map<StreamSet, uint64_t>;  // FreeMarks::over(), by owner
+  Progress progress_of_others(StreamSet stream) const TENCACHE_EXCLUDES(mutex_);
+  static bool may_leave(const Extent& extent);
   void shrink_now_and_then() TENCACHE_EXCLUDES(mutex_);
 
   Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
@@ -248,6 +252,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   CondVar has_left_;
+  Progress stood_still_ TENCACHE_GUARDED_BY(mutex_);  // where a wait for a stream was given up
 
   ProgramUse use_;
   // Reset in the destructor: their segments go back through the members above.

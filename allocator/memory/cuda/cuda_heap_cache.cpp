@@ -13,6 +13,8 @@
 namespace tencache {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 // Memory is scarce when at most this share is left before somebody must make room. That is more
 // than the headroom, which is all that is left most of the time where memory is scarce.
 constexpr uint64_t kScarcePerBudget = 8;
@@ -21,10 +23,11 @@ constexpr uint64_t kScarcePerBudget = 8;
 constexpr uint64_t kMarksPerAllowed = 256;
 // For this many frees after a frame was wanted, another is presumed to be wanted.
 constexpr int64_t kFreesToMark = 1024;
-// How long new handles may wait for old ones while streams stand still, and at most.
+// How long a thread waits for old handles, instead of making new ones, while streams stand still,
+// and at most.
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::chrono::seconds kPatienceMax{5};
-constexpr std::chrono::microseconds kIdlePoll{50};
+constexpr std::chrono::microseconds kIdlePoll{100};
 
 uint64_t smallest_handle_of(const Frame& frame) {
   uint64_t bytes = ~uint64_t{0};
@@ -45,24 +48,24 @@ CudaExtent* CudaHeap::pop_cached(Key key) {
 }
 
 // Takes over another stream's cached extent; our stream waits on the device for the point of its
-// free.
+// free. The bit that many streams share cannot be held back, so it gets what the device is done
+// with.
 CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
+  const bool can_be_held = StreamNumbers::is_one_stream(stream);
   CudaExtent* extent = nullptr;
   {
     MutexLock lock(mutex_);
     const auto found = cached_by_key_.lower_bound({bytes, kNoStreams});
     if (found == cached_by_key_.end() || found->first.first != bytes) return nullptr;
     extent = of_cuda(found->second.back());  // freed longest ago
+    if (!can_be_held && !free_marks_.is_over(extent->owner, extent->free_number)) return nullptr;
     unlink_cached(extent);
   }
-  std::vector<StreamMark> marks;
-  Status status = mark_owner(*extent, &marks);
-  if (status.is_ok() && StreamNumbers::is_one_stream(stream)) {
-    status = streams_.hold_back(stream, marks);
-  } else {
-    for (const StreamMark& mark : marks) {
-      if (status.is_ok()) status = mark.wait();
-    }
+  Status status;
+  if (can_be_held) {
+    std::vector<StreamMark> marks;
+    status = mark_owner(*extent, &marks);
+    if (status.is_ok()) status = streams_.hold_back(stream, marks);
   }
   MutexLock lock(mutex_);
   if (!status.is_ok()) {
@@ -161,29 +164,50 @@ bool CudaHeap::has_cached() const {
   return !cached_by_age_.is_empty();
 }
 
-// Waits until another thread has destroyed cached extents; false when none is about to.
+// Waits until another thread has destroyed cached extents. False when none is about to, or does not
+// within a second: it may wait for a stream that needs this thread to go on.
 bool CudaHeap::await_leaving() {
+  const auto deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
   const uint64_t count_before = destroyed_count_;
-  while (leaving_count_ > 0 && destroyed_count_ == count_before) has_left_.wait(mutex_);
+  while (leaving_count_ > 0 && destroyed_count_ == count_before && Clock::now() < deadline) {
+    has_left_.wait_for(mutex_, deadline - Clock::now());
+  }
   return destroyed_count_ != count_before;
 }
 
-// Waits until the device is done with some cached memory, and drops it. Gives up where streams
-// stand still, since one may need this thread to go on. False when nothing was dropped.
-bool CudaHeap::await_idle(uint64_t bytes) {
-  using Clock = std::chrono::steady_clock;
+// Waits until the device is done with some cached memory of other streams, and drops it. Gives up
+// on streams that stand still, until they are seen to go on: one may need this thread to do so.
+// False when nothing was dropped.
+bool CudaHeap::await_idle(uint64_t bytes, StreamSet stream) {
   const auto last = Clock::now() + kPatienceMax;
   auto deadline = Clock::now() + kPatience;
-  uint64_t reached = free_marks_.reached_count();
-  while (bytes > 0 && has_cached() && Clock::now() < std::min(deadline, last)) {
+  Progress others = progress_of_others(stream);
+  while (bytes > 0 && !others.empty() && Clock::now() < std::min(deadline, last)) {
     if (drop_idle_cached(bytes) > 0) return true;
-    if (std::exchange(reached, free_marks_.reached_count()) != reached) {
+    std::this_thread::sleep_for(kIdlePoll);
+    if (std::exchange(others, progress_of_others(stream)) != others) {
       deadline = Clock::now() + kPatience;
     }
-    std::this_thread::sleep_for(kIdlePoll);
   }
+  MutexLock lock(mutex_);
+  for (const auto& [owner, over] : others) stood_still_[owner] = over;
   return false;
+}
+
+// How far other streams have come that have freed what is cached, and are not known to stand still.
+CudaHeap::Progress CudaHeap::progress_of_others(StreamSet stream) const {
+  Progress progress;
+  MutexLock lock(mutex_);
+  for (Extent* extent = cached_by_age_.back(); extent != nullptr;
+       extent = AgeList::previous(extent)) {
+    const StreamSet owner = of_cuda(extent)->owner.load(std::memory_order_relaxed);
+    if ((owner & stream) != 0 || progress.contains(owner) || !may_leave(*extent)) continue;
+    const uint64_t over = free_marks_.over(owner);
+    const auto still = stood_still_.find(owner);
+    if (still == stood_still_.end() || still->second != over) progress.emplace(owner, over);
+  }
+  return progress;
 }
 
 // What the program has not needed for a while goes back to the driver.
@@ -260,6 +284,12 @@ StreamSet CudaHeap::oldest_owner(StreamSet tried) const {
   return kNoStreams;
 }
 
+// Not while an op pins it or an eviction still reads its bytes.
+bool CudaHeap::may_leave(const Extent& extent) {
+  const uint64_t word = extent.load();
+  return Extent::pins_of(word) == 0 && (word & kFlagBusy) == 0;
+}
+
 // Extents that the device is done with, or that only work of the `awaited` streams may still use.
 // The taken ones are in no list. Each has a handle of at most `handle_bytes_max`.
 std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, StreamSet awaited,
@@ -271,9 +301,7 @@ std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, StreamSet awaited
   for (Extent* extent = cached_by_age_.back(); extent != nullptr && taken_bytes < bytes;
        extent = next) {
     next = AgeList::previous(extent);
-    const uint64_t word = extent->load();
-    // Skip it while an op pins it or an eviction still reads its bytes.
-    if (Extent::pins_of(word) > 0 || (word & kFlagBusy) != 0) continue;
+    if (!may_leave(*extent)) continue;
     const CudaExtent* cuda = of_cuda(extent);
     const StreamSet owner = cuda->owner.load(std::memory_order_relaxed);
     if ((owner & awaited) == 0 && !free_marks_.is_over(owner, cuda->free_number)) continue;

@@ -40,11 +40,14 @@ bool FreeMarks::make(StreamSet owner) {
   // A stream that is gone has done all its work.
   auto mark =
       std::make_shared<const StreamMark>(made.empty() ? StreamMark() : std::move(made.front()));
+  Mark gone;  // after the lock
   MutexLock lock(mutex_);
   std::deque<Mark>& marks = lines_[owner].marks;
   if (!marks.empty() && marks.back().number >= number) return true;  // another thread made one
   marks.push_back({number, std::move(mark)});
-  if (marks.size() > kMarksMax) marks.pop_front();
+  if (marks.size() <= kMarksMax) return true;
+  gone = std::move(marks.front());
+  marks.pop_front();
   return true;
 }
 
@@ -89,9 +92,10 @@ bool FreeMarks::is_over(StreamSet owner, uint64_t number) const {
   return found != lines_.end() && number <= found->second.over;
 }
 
-uint64_t FreeMarks::reached_count() const {
+uint64_t FreeMarks::over(StreamSet owner) const {
   MutexLock lock(mutex_);
-  return reached_count_;
+  const auto found = lines_.find(owner);
+  return found == lines_.end() ? 0 : found->second.over;
 }
 
 bool FreeMarks::wait(StreamSet owner, uint64_t number) {
@@ -116,11 +120,14 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
 }
 
 void FreeMarks::note_reached(StreamSet owner, uint64_t number) {
+  std::vector<Mark> gone;  // a mark may end with its last owner, and not under the lock
   MutexLock lock(mutex_);
-  ++reached_count_;
   Line& line = lines_[owner];
   line.over = std::max(line.over, number);
-  while (!line.marks.empty() && line.marks.front().number <= number) line.marks.pop_front();
+  while (!line.marks.empty() && line.marks.front().number <= number) {
+    gone.push_back(std::move(line.marks.front()));
+    line.marks.pop_front();
+  }
 }
 
 }  // namespace tencache

@@ -41,8 +41,8 @@ class FreeMarks {
   void poll() TENCACHE_EXCLUDES(mutex_);
   /// Whether the stream is known to be done with what was freed under this number. Cheap.
   bool is_over(StreamSet owner, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// How often a mark was found reached: a sign of life of the streams.
-  uint64_t reached_count() const TENCACHE_EXCLUDES(mutex_);
+  /// The last free of this stream that is known to be over: a sign of life.
+  uint64_t over(StreamSet owner) const TENCACHE_EXCLUDES(mutex_);
   /// Waits until the stream is done with it. False when that is unknown: the stream captures a
   /// graph, or the context is broken.
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
@@ -69,8 +69,7 @@ class FreeMarks {
   StreamNumbers& streams_;
 
   mutable Mutex mutex_;
-  uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of frees
-  uint64_t reached_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::unordered_map<StreamSet, Line> lines_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "engine/engine.h"
@@ -129,7 +130,46 @@ TEST_F(RoomAndStreamsTest, MoreIsHeldBeforeAnotherStreamIsWaitedForForLong) {
   EXPECT_GE(engine_->device().view().frames().all.bytes.peak, 2 * kQuarter + kQuarter / 2);
 }
 
-// Nothing can leave in strict mode.
+TEST_F(RoomAndStreamsTest, AStreamThatStandsStillIsWaitedForOnce) {
+  start();
+  allocate(kQuarter, own_);
+  free_in_use_by(held_, allocate(kQuarter, held_));
+  const auto queries_of = [this](uint64_t bytes) {
+    const uint64_t before = engine_->driver().calls("cuEventQuery");
+    allocate(bytes, own_);
+    return engine_->driver().calls("cuEventQuery") - before;
+  };
+  without_held_streams([&] {
+    const uint64_t queries = queries_of(kQuarter / 2);
+    EXPECT_LT(queries_of(kQuarter / 4), queries / 2);
+  });
+}
+
+// An op holds what it has allocated until it ends.
+TEST_F(RoomAndStreamsTest, NoThreadWaitsForItself) {
+  start();
+  (*engine_)->evictor().arm();
+  (*engine_)->open_op(0, {}, own_);
+  engine_->driver().hold(own_);
+  free(allocate(kQuarter, own_));
+  const uint64_t queries = engine_->driver().calls("cuEventQuery");
+  allocate(kQuarter / 2, own_);
+  EXPECT_LT(engine_->driver().calls("cuEventQuery") - queries, 100u);
+  (*engine_)->gate().close();
+}
+
+TEST_F(RoomAndStreamsTest, OnlyAsMuchIsWaitedForAsIsLacking) {
+  start([](CudaEngineConfig& config) { config.heap.strict = true; });
+  CUstream done = engine_->make_stream();
+  char* first = allocate(2 * kMiB, done);
+  char* second = allocate(kHalf, held_);
+  allocate(kQuarter, own_);
+  engine_->write(done, first, 2 * kMiB, 1, std::chrono::milliseconds(20));
+  free(first);
+  free_in_use_by(held_, second);
+  without_held_streams([&] { allocate(kQuarter, own_); });
+}
+
 TEST_F(RoomAndStreamsTest, WhereNothingCanLeaveOneStreamIsWaitedFor) {
   start([](CudaEngineConfig& config) { config.heap.strict = true; });
   CUstream done = engine_->make_stream();
