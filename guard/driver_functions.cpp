@@ -98,8 +98,8 @@ CUresult pass(CUresult (*real)(Owner), const char* /*name*/, bool /*is_per_threa
   return real(owner);
 }
 
-// The call destroys the stream. Who keeps the handle is told first: afterwards the driver would end
-// the process when it is given it.
+// The call destroys the stream. The hooks hear of it first, because the driver ends a process that
+// gives it the handle afterwards.
 template <std::same_as<CUstream> Stream>
 CUresult pass(CUresult (*real)(Stream), const char* /*name*/, bool /*is_per_thread*/,
               Stream stream) {

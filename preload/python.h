@@ -14,8 +14,8 @@ namespace tencache::preload {
 bool is_python();
 
 /// Sets TENCACHE=1, unless the variable is set. If TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from
-/// loading extensions, `import torch` will be an error: the program would run without a budget.
-/// Call before the interpreter starts.
+/// loading extensions, makes `import torch` end the process with a message, because the program
+/// would run without a budget. Call before the interpreter starts.
 void prepare_python();
 
 }  // namespace tencache::preload

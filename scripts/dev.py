@@ -215,7 +215,7 @@ def test_gpu(environment: VirtualEnvironment, *arguments: str) -> None:
 
 
 def short_gpu_tests() -> None:
-    """Runs what every change must pass; `make test-gpu` runs every program in all its runs."""
+    """Runs the GPU tests that every change must pass; `make test-gpu` has more runs a program."""
     test_gpu(MAIN, "-k", SHORT_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
@@ -248,7 +248,10 @@ def python_tests_of_the_version() -> None:
 
 
 def chosen_tests(environment: VirtualEnvironment, arguments: Sequence[str]) -> None:
-    """Runs with a developer's arguments in one process: they may ask for output or a debugger."""
+    """Runs the Python tests: with a developer's arguments in one process, else in several.
+
+    The arguments may ask for output or a debugger.
+    """
     test_python(environment, *(arguments or in_processes()))
 
 

@@ -97,8 +97,8 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
-// While it lives, the calling thread may query events, and spoils no CUDA graph that somebody
-// captures.
+// While this object lives, the calling thread may query events without invalidating a CUDA graph
+// that somebody captures.
 class RelaxedCapture {
  public:
   RelaxedCapture() : mode_before_(tencache_exchange_capture_mode(kRelaxed)) {}
@@ -144,9 +144,9 @@ void hold_until_completed(const WorkPointer& work, tencache_hold* hold) {
   put_back(std::move(entry));
 }
 
-// Note [Groups]: what the calling thread gives NCCL between the start and the end of a group starts
-// at the end, and the Work that the end returns stands for all of it. The calls in between return
-// no Work, or one that seems completed. So their tensors are held until that of the group is.
+// Note [Groups]: NCCL starts what a thread gives it inside a group when the group ends, and the
+// Work that the end returns stands for all of it. Calls inside the group return no Work, or one
+// that seems completed. So their tensors are held until the group's Work has completed.
 struct Group {
   uint32_t depth = 0;
   std::vector<tencache_hold*> holds;

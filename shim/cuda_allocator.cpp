@@ -367,7 +367,8 @@ void CudaAllocator::copy_data(void* target, const void* source, size_t bytes) co
   calls_.copy(target, source, bytes);
 }
 
-// What is ours is mapped for peers, too; between others the copy is staged through the host.
+// With peer access a plain copy works, because our memory is mapped for peers, too. Without it the
+// driver stages the copy through the host.
 cudaError_t CudaAllocator::memcpyAsync(void* target, int target_device, const void* source,
                                        int source_device, size_t bytes, cudaStream_t stream,
                                        bool has_peer_access) {
@@ -434,8 +435,8 @@ cuda_api::SnapshotInfo CudaAllocator::snapshot(c10::MempoolId_t pool, bool inclu
     info.device_traces = history_.entries(static_cast<size_t>(count));
     info.external_annotations = history_.annotations();
   }
-  // These are the values that PyTorch's allocator reports without settings; others have no effect
-  // here.
+  // Except for the text of the settings, these are the values that PyTorch's allocator reports
+  // without settings, which have no effect on them here.
   info.config_metadata.max_split_size = std::numeric_limits<size_t>::max();
   info.config_metadata.pinned_num_register_threads = 1;
   info.config_metadata.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();

@@ -63,7 +63,7 @@ tencache_pinned* PinnedAllocator::open_slow() {
 }
 
 void PinnedAllocator::delete_raw(void* address) {
-  // Without an allocator, its memory is already gone.
+  // Once the allocator is gone, so is its memory: nothing is left to free.
   PinnedAllocator* const allocator = g_pinned_allocator.load();
   if (allocator == nullptr || address == nullptr) return;
   tencache_pinned_free(allocator->pinned_.load(std::memory_order_acquire), address);

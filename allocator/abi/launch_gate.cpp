@@ -124,7 +124,7 @@ void LaunchGate::close(uint32_t opened) {
 void LaunchGate::on_unreadable() {
   if (unreadable_.fetch_add(1, std::memory_order_relaxed) > 0) return;
   TENCACHE_LOG_WARNING(
-      "the driver does not tell where the arguments of kernels are (CUDA 12.4 and newer do), so "
+      "the driver does not report where the arguments of kernels are (CUDA 12.4 and newer do), so "
       "launches that no op announces are not seen; one that uses a tensor which is in host memory "
       "fails with a CUDA error");
 }

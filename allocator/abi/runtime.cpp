@@ -144,7 +144,8 @@ Status Runtime::start() {
   return Status::ok();
 }
 
-// A GPU is opened long after the start, when the program may have changed its directory.
+// Makes the spill directory absolute now, and probes it if it is used later: a GPU is opened long
+// after the start, and by then the program may have changed its working directory.
 Status Runtime::settle_spill_dir() {
   if (options_.spill_dir.empty()) return Status::ok();
   options_.spill_dir = absolute_path(options_.spill_dir);

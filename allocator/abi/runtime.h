@@ -87,7 +87,7 @@ class Runtime {
   /// Call before an engine goes.
   void stop_watch() { watch_.stop(); }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
-  /// The text of every option.
+  /// Every option's name and its value, as text.
   nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);
   /// Called for every list op, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }

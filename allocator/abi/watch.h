@@ -53,8 +53,8 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  /// From now on the thread samples, for as long as the process lives. Once at most. Where the page
-  /// or the thread cannot be made, there is none; only `tencache top` and the history miss it.
+  /// Starts the thread that samples for the rest of the process. Call once at most. Without a page
+  /// `tencache top` does not see the process; without a thread there is no history.
   void start(uint64_t started_ns, int rank);
   /// Samples no more by itself. Call before an engine goes, which happens in tests alone. One
   /// thread calls it.

@@ -139,7 +139,7 @@ void CudaDevice::open_direct(const CuFileApi& cufile) {
     if (direct.is_ok()) direct_ = std::move(direct).value();
   }
   if (status.is_ok()) return;
-  TENCACHE_LOG_WARNING("the disk is not read straight into the GPU, but by host memory: %s",
+  TENCACHE_LOG_WARNING("the disk is not read straight into the GPU, but through host memory: %s",
                        status.clause().c_str());
 }
 
@@ -166,7 +166,7 @@ void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
     if (hasher.is_ok()) hasher_ = std::move(hasher).value();
   }
   if (status.is_ok()) return;
-  TENCACHE_LOG_WARNING("copies in host memory cannot be proved and are made anew each time: %s",
+  TENCACHE_LOG_WARNING("copies in host memory cannot be verified, so each eviction copies anew: %s",
                        status.clause().c_str());
 }
 

@@ -22,8 +22,8 @@ inline constexpr uint32_t kBlockBins = 32;
 
 class BinTimeline {
  public:
-  /// Time is what computing takes, plus `stall_ns`, what each op waits before it; empty: none
-  /// waits.
+  /// An op's time is its computing time plus its entry in `stall_ns`, the wait before it. With an
+  /// empty `stall_ns` no op waits.
   explicit BinTimeline(const Trace& trace, std::span<const uint64_t> stall_ns = {});
 
   uint32_t count() const { return static_cast<uint32_t>(duration_ns_.size()); }

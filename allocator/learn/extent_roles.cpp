@@ -195,8 +195,8 @@ void ExtentRoles::settle(Succession* open) {
   }
 }
 
-// What is allocated right after a mark counts to the tick before it. There, what lives across the
-// border is freed in the copy.
+// An allocation right after a mark counts to the tick before the mark. If the copy frees the
+// extent, each repetition has its own. If not, it was made once, and is noted as such here.
 void ExtentRoles::look_before_the_copy() {
   for (const uint64_t extent_id : log_.births(place_.begin - 1)) {
     const ExtentLife* life = log_.life(extent_id);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ExtentRoles: the role of each extent in a period (learn/period_builder.h lists the roles), worked
-// out from one copy. It compares the copy with the ticks right before it,
-// backwards from the ends of both, so an extent freed in the copy finds its successor, and one that
-// outlives the copy its end.
+// out from one copy. It compares the copy with the ticks right before it, backwards from the ends
+// of both. So it finds the successor of an extent that is freed in the copy, and the end of one
+// that outlives it.
 //
 // Threads: belongs to one thread.
 #pragma once

@@ -20,7 +20,8 @@ constexpr uint64_t kOpsMax = kHasSanitizer ? 30'000 : 300'000;
 constexpr uint64_t kPlaysMin = 30;
 // For how many moments a fetch is tried.
 constexpr Tick kMomentsMax = 8;
-// What leaves later: that share of what the op waits for, and all that is larger.
+// Which evictions are delayed: those of tensors with at least this share of the bytes of the tensor
+// that the op waits for.
 constexpr std::array<double, 3> kLaterShares = {1.0, 0.5, 0.25};
 // How many ops later than the one that waits.
 constexpr std::array<Tick, 6> kLaterOps = {0, 2, 8, 32, 64, 128};

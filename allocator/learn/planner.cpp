@@ -20,9 +20,9 @@
 namespace tencache {
 namespace {
 
-// Fetches are scheduled as if each took this many times as long, where there is room. Then a link
-// that is slower for a while makes none of them late. Of equals the first is kept, because reality
-// is less punctual than a simulation.
+// Where there is room, fetches are scheduled as if each took this many times as long. Then a link
+// that is slower for a while makes none of them late. Among equal plans the first is kept: it
+// fetches earliest, and a real link is less punctual than a simulated one.
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
 // The same where the program waits whatever is planned: then the time to plan matters more.
 constexpr std::array<double, 2> kLeadsWithWaits = {4.0, 1.0};

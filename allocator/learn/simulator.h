@@ -42,7 +42,7 @@ struct Simulation {
   bool is_steady = false;
   std::vector<uint64_t> begin_ns;  // when each op began to compute; since the start of the period
   std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
-  /// The most on the device from the end of an op to the next one's.
+  /// By op: the most bytes on the device from the end of the op before it to its own end.
   std::vector<uint64_t> used_bytes;
   /// Every departure of the period, planned or not, and the return that followed it.
   std::vector<PlannedMove> moves;

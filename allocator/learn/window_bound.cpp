@@ -66,8 +66,8 @@ class Windows {
   }
 
  private:
-  // A third of the borders each: where the bytes that exist turn, after the ops that name most, and
-  // at equal distances. Bursts begin and end where they turn.
+  // Borders are of three kinds, a third each: where the number of existing bytes peaks or bottoms
+  // out, after the ops that name most, and at equal distances. Bursts begin and end at the first.
   void choose_borders() {
     const uint32_t count = trace_.tick_count();
     add_turns();

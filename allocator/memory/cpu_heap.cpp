@@ -147,7 +147,7 @@ Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint6
   return allocation;
 }
 
-// Gets pages and room for a new extent, which ends where there are none.
+// Gets pages and room for a new extent. If there is no room, it ends the extent and fails.
 Status CpuHeap::furnish(Extent* extent, uint64_t requested_bytes) {
   const uint64_t bytes = extent->held_bytes();
   if (!may_have_room(bytes)) {

@@ -21,7 +21,7 @@ namespace tencache {
 
 class ExtentTable {
  public:
-  /// For an arena of this many bytes at `base`.
+  /// Creates the table of an arena of this many bytes at `base`.
   static Result<std::unique_ptr<ExtentTable>> create(const char* base, uint64_t bytes);
   ~ExtentTable();
   ExtentTable(const ExtentTable&) = delete;

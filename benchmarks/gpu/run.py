@@ -55,7 +55,7 @@ WARMUP, STEPS, STEPS_S = 4, 6, 90.0
 DISK_WARMUP, DISK_STEPS, DISK_STEPS_S = 3, 2, 180.0
 SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
 PROGRAMS_S = 300.0  # for programs x budgets, of which there could be any number
-PROCESSES_MAX = 12  # of these programs at once
+PROCESSES_MAX = 12  # pytest processes that run the programs
 LOG_BYTES_MAX = 4 << 20
 GPU_NAME_S = 60.0  # importing torch takes ten seconds; a driver in trouble answers never
 # Less is not worth a start: importing torch and transformers takes ten seconds.

@@ -57,7 +57,7 @@ class Strip:
 def lines(
     title: str, drawn: Sequence[Line], x_text: Format, y_text: Format, height: int = 240
 ) -> str:
-    """Lines over one axis of time that begins where the first does, and one axis from 0."""
+    """A line chart: time starts at the earliest point, values start at 0."""
     drawn = [line for line in drawn if line.points]
     if not drawn:
         return ""

@@ -542,7 +542,7 @@ def shim(torch: TorchVersion) -> Shim:
 
 @functools.cache
 def cuda_shim(torch: TorchVersion) -> CudaShim:
-    """The library for GPU memory, as `shim` gives the other one, which it also loads."""
+    """The library for GPU memory. Loads the library for host memory (`shim`) first."""
     path = cuda_shim_path(torch)
     shim(torch)
     return CudaShim(path)

@@ -280,7 +280,7 @@ def _title(report: Report) -> str:
 
 
 def lines_below(report: Report) -> list[str]:
-    """What several GPUs share, the budgets that matter, and which of the rows would be exceeded."""
+    """What several GPUs share, the budgets that matter, and what to know of some rows."""
     shared = sharing(report.pipe)
     lines = [] if shared is None else [shared]
     lines += [

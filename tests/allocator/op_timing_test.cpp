@@ -155,7 +155,7 @@ TEST_F(OpTimingTest, AnotherThreadsTickWithinAnOpLeavesItWithoutATime) {
   close();
 }
 
-// A side stream is idle between its ticks; that time is part of none.
+// A side stream is idle between its ticks. No tick's time may include that.
 TEST_F(OpTimingTest, AnotherThreadsTickInAnotherStreamLeavesTheEndWhereItIs) {
   open(1);
   close();

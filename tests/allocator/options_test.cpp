@@ -160,7 +160,7 @@ TEST(OptionsTest, RefusalNamesTheRemedy) {
             "--arm-at or TENCACHE_ARM_AT, or leave it at its default, 0.7.");
 }
 
-// A terminal would obey it, and a long one would push the remedy off the line.
+// A terminal would obey raw escape codes, and a long value would push the remedy out of sight.
 TEST(OptionsTest, RefusalsShowNoRawText) {
   const std::string value = "1\x1b[2J" + std::string(5000, 'x');
   for (const OptionDescription& row : option_table()) {

@@ -72,7 +72,8 @@ TEST_F(QueuedOpsTest, FetchesWaitForTheThreadOfTheirOp) {
   EXPECT_FALSE(fetched_.empty());
 }
 
-// What was not used since is dated anew, and so calls off what began since.
+// A fetch is dated when it is handed out, which calls off the evictions that were requested since.
+// If its extent was used since, the fetch keeps its date and is outdated.
 TEST_F(QueuedOpsTest, FetchesAreDatedWhenTheyAreGiven) {
   follow(learned(1));
   Tick tick = 0;

@@ -128,7 +128,7 @@ def test_streams_join_a_capture_by_events_and_come_back(capturing: c_void_p) -> 
 
 
 def test_only_dependencies_order_a_launch(capturing: c_void_p) -> None:
-    """A write that another one follows in the capture alone may come last."""
+    """Without a dependency, the write that was captured first may run last."""
     mode = c_int(RELAXED)
     done("cudaThreadExchangeStreamCaptureMode", byref(mode))
     memory = device_memory()

@@ -30,9 +30,9 @@ constexpr Tick kSearchedTicksMax = 3000;
 
 }  // namespace
 
-// A loop takes the place of its parts: as long as both are in the library, hardly any place of
-// either is the only one that fits. It also takes the place of what it has become of: the cursor
-// would go on with that one, past all that differs.
+// A loop replaces its parts: while the library has both, hardly any place in either is the only one
+// that fits. A period also replaces the kind that the program has changed from, or the cursor would
+// go on following that one and skip every difference.
 void Learner::add_kind(const Candidate& candidate, Period period) {
   if (!candidate.is_guess) {
     std::erase_if(kinds_, [&](const Kind& kind) {

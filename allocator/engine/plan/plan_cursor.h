@@ -138,7 +138,7 @@ class PlanCursor final : public NextUses {
     std::vector<Binding> bindings;
     std::optional<StoredRoles> roles;  // of a stored kind
     std::vector<bool> has_own_size;    // by tensor: whether its size tells the plans apart
-    // What is always there, by extent. Of a stored kind, its roles tell that.
+    // Of tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know.
     std::unordered_map<uint64_t, uint32_t> known_tensors;
     // The newest accesses to such tensors, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};

@@ -17,8 +17,8 @@
 namespace tencache {
 namespace {
 
-// The search is bounded, because it holds the heap's lock. Of a run that is far longer than needed,
-// the front will do.
+// The search holds the heap's lock, so it is bounded: in a run that is far longer than the request,
+// it looks only at the front.
 constexpr size_t kRunsLookedAtMax = 8;
 constexpr size_t kExtentsLookedAtMax = 64;
 

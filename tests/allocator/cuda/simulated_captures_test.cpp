@@ -2,7 +2,7 @@
 //
 // Captures of graphs by the simulated driver, which must follow CUDA's rules: what is given to a
 // capturing stream becomes a node and waits for a launch, and a call that no capture allows gives
-// CUDA's error and spoils the capture.
+// CUDA's error and invalidates the capture.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -34,7 +34,7 @@ class SimulatedCapturesTest : public SimulatedStreamsFixture {
   void begin(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
     ASSERT_EQ(table().begin_capture(stream, mode), CUDA_SUCCESS);
   }
-  // Ends the capture; null where it was spoilt.
+  // Ends the capture; null where it was invalidated.
   std::unique_ptr<SimulatedGraph> end(CUstream stream, CUresult expected = CUDA_SUCCESS) {
     CUgraph graph = nullptr;
     EXPECT_EQ(table().end_capture(stream, &graph), expected);

@@ -65,7 +65,7 @@ class SimulatedDriver {
   /// From now on each call of the function takes that much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
   /// Makes the stream capture a CUDA graph in PyTorch's mode (CU_STREAM_CAPTURE_MODE_GLOBAL), or
-  /// ends that and drops the graph, by the same thread. A capture that somebody spoilt meanwhile
+  /// ends that and drops the graph, by the same thread. A capture that was invalidated meanwhile
   /// fails the test.
   void set_capturing(CUstream stream, bool is_capturing);
   /// Later work of the stream waits for let_go(). After two minutes of waiting the test ends.

@@ -27,7 +27,7 @@ namespace tencache {
 
 class ParkedEvictions {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   ParkedEvictions(CpuHeap& heap, DiskTier& disk, Seal& seal, MoveLedger& ledger)
       : heap_(heap), disk_(disk), seal_(seal), ledger_(ledger) {}
 

@@ -23,7 +23,7 @@ namespace tencache {
 
 class SlotChecks {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   SlotChecks(const DiskTier& disk, const SlotFetches& fetches, ForkLatch& latch)
       : disk_(disk), fetches_(fetches), fork_latch_(latch), reader_(disk.fd()) {}
 

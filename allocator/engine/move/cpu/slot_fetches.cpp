@@ -257,7 +257,7 @@ void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const E
   // Phase 3: bytes, into pages that nobody sees. Phase 4 as soon as all of an extent is there: its
   // pages take their place.
   read_back(fetches, left_cold, next_read);
-  // By now an extent may be freed, and be another one.
+  // By now an extent may have been freed and its object reused, so the sizes come from `fetches`.
   uint64_t bytes = 0;
   for (const Fetch& fetch : fetches) bytes += fetch.room_bytes;
   ledger_.read_speed.add(bytes, now_ns() - begin_ns);

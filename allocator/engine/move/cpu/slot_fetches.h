@@ -34,7 +34,7 @@ namespace tencache {
 
 class SlotFetches {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   SlotFetches(CpuHeap& heap, DiskTier& disk, const PageMap& page_map, MoveLedger& ledger,
               ForkLatch& latch)
       : heap_(heap), disk_(disk), page_map_(page_map), ledger_(ledger), fork_latch_(latch) {}

@@ -32,7 +32,7 @@ Status DirectReads::read(const CudaExtent& extent, CopyStream& stream) {
 void DirectReads::close(const Status& reason) {
   if (storage_.exchange(nullptr) == nullptr) return;
   TENCACHE_LOG_WARNING(
-      "the disk is read by host memory from now on, and not straight into the GPU: %s",
+      "the disk is read through host memory from now on, and not straight into the GPU: %s",
       reason.clause().c_str());
 }
 

@@ -35,7 +35,7 @@ namespace tencache {
 
 class HostAhead {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   HostAhead(HostSpill& spill, CudaHeap& heap, HostTier& host, ForkLatch& latch)
       : spill_(spill), heap_(heap), host_(host), fork_latch_(latch) {}
   /// Stops the worker after the batch under way.

@@ -28,7 +28,7 @@ namespace tencache {
 
 class HostBlocks {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   HostBlocks(const StreamParts& parts, HostTier& host, Flights& flights)
       : heap_(parts.heap),
         host_(host),

@@ -60,7 +60,7 @@ namespace tencache {
 
 class StreamEvictions {
  public:
-  /// All of them outlive it.
+  /// The arguments must outlive this object.
   StreamEvictions(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link)
       : heap_(parts.heap),
         flights_(flights),
