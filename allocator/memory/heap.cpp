@@ -144,9 +144,9 @@ Status Heap::climb(const WantedRoom& wanted, Status* reason) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   if (!config_.strict && await_room(wanted, reason)) return Status::ok();
-  while (drop_cached(budget_.lacking(bytes)) > 0) {
+  do {
     if (budget_.try_reserve(bytes)) return Status::ok();
-  }
+  } while (drop_cached(budget_.lacking(bytes)) > 0);
   if (config_.strict) return out_of_memory(wanted, Status::ok());
   // A full or failing disk keeps in memory what should leave it. Going on would end with the kernel
   // killing the process, so the program gets an error that it can handle.

@@ -116,11 +116,14 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for all memory that the device is done with, and for what work of these streams may
-  /// still use. Waits for no other stream: that one may need the calling thread to go on.
+  /// The same for memory that the device is done with, or that only work in `streams` may still
+  /// use. Waits for no other stream: that one may need the calling thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }
+  /// Gives memory that small blocks keep back, as far as the device is done with it; waits for
+  /// nothing.
+  virtual uint64_t drop_idle_segments(uint64_t /*bytes*/) { return 0; }
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 

@@ -233,11 +233,14 @@ std::optional<EvictionResult> Evictor::run_pass() {
   const bool is_for_guesses = bytes_to_free(0) == 0;
   const uint64_t wanted = wanted_bytes(is_for_guesses);
   if (wanted == 0) return std::nullopt;
-  const bool is_demanded = has_demand();
+  const uint64_t demand = demand_bytes();
+  const bool is_demanded = demand > 0;
   if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
     const MigrationPermit permit(mover_->fork_latch());
-    total.bytes +=
-        is_demanded ? heap_.drop_cached_of(wanted, kNoStreams) : heap_.drop_idle_cached(wanted);
+    total.bytes += heap_.drop_idle_cached(wanted);
+    if (heap_.budget().free() < demand) {
+      total.bytes += heap_.drop_idle_segments(heap_.budget().lacking(demand));
+    }
     if (total.bytes >= wanted) return total;
     // As headroom, cached memory will do: a device is done with it soon.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
@@ -269,9 +272,9 @@ void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResul
   publish();
 }
 
-bool Evictor::has_demand() {
+uint64_t Evictor::demand_bytes() {
   MutexLock lock(mutex_);
-  return demand_bytes_ > 0;
+  return demand_bytes_;
 }
 
 uint64_t Evictor::wanted_bytes(bool is_for_guesses) {

@@ -107,7 +107,8 @@ class Evictor final : public RoomMaker {
   void pause_for_disk() TENCACHE_EXCLUDES(mutex_);
   void watch_budget();
   bool may_evict() const { return mover_ != nullptr; }
-  bool has_demand() TENCACHE_EXCLUDES(mutex_);
+  uint64_t demand_bytes() TENCACHE_EXCLUDES(mutex_);
+  bool has_demand() TENCACHE_EXCLUDES(mutex_) { return demand_bytes() > 0; }
   uint64_t guessed_bytes() const;
   uint64_t bytes_to_free(uint64_t guessed_bytes) TENCACHE_EXCLUDES(mutex_);
   uint64_t bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const;

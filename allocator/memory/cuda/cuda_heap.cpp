@@ -269,8 +269,9 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small,
     if (!evict_more(taken_bytes)) {
       taken_bytes = missing_bytes;
       if (!evict_more(taken_bytes)) {
-        if (drop_cached(missing_bytes) > 0) continue;
-        return frame;
+        const uint64_t still_missing = frames_.missing(bytes);
+        if (still_missing > 0 && drop_cached(still_missing) == 0) return frame;
+        continue;
       }
     }
     others_bytes_.fetch_add(taken_bytes, std::memory_order_relaxed);

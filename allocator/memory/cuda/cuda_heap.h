@@ -84,6 +84,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_idle_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_cached_of(uint64_t bytes, StreamSet streams) override TENCACHE_EXCLUDES(mutex_);
+  uint64_t drop_idle_segments(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
@@ -215,8 +216,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   bool has_cached() const TENCACHE_EXCLUDES(mutex_);
   bool await_leaving() TENCACHE_EXCLUDES(mutex_);
   bool await_idle(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  using Progress = std::map<StreamSet, uint64_t>;  // FreeMarks::over(), by owner
-  Progress progress_of_others(StreamSet stream) const TENCACHE_EXCLUDES(mutex_);
+  std::map<StreamSet, FreeMarks::Line> lines_of_others(StreamSet stream) const
+      TENCACHE_EXCLUDES(mutex_);
   static bool may_leave(const Extent& extent);
   void shrink_now_and_then() TENCACHE_EXCLUDES(mutex_);
 
@@ -252,7 +253,9 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   CondVar has_left_;
-  Progress stood_still_ TENCACHE_GUARDED_BY(mutex_);  // where a wait for a stream was given up
+  uint64_t stuck_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of leaving_count_, waited for in vain
+  // By owner: the last free that was over when a wait for the stream was given up.
+  std::map<StreamSet, uint64_t> stood_still_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;
   // Reset in the destructor: their segments go back through the members above.

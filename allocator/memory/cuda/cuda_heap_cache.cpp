@@ -4,6 +4,7 @@
 // wait for streams before that; how their frames serve other sizes, and how the cache shrinks.
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -23,10 +24,8 @@ constexpr uint64_t kScarcePerBudget = 8;
 constexpr uint64_t kMarksPerAllowed = 256;
 // For this many frees after a frame was wanted, another is presumed to be wanted.
 constexpr int64_t kFreesToMark = 1024;
-// How long a thread waits for old handles, instead of making new ones, while streams stand still,
-// and at most.
+// How long a thread waits for old handles, instead of making new ones, while streams stand still.
 constexpr std::chrono::seconds kPatience{1};
-constexpr std::chrono::seconds kPatienceMax{5};
 constexpr std::chrono::microseconds kIdlePoll{100};
 
 uint64_t smallest_handle_of(const Frame& frame) {
@@ -170,44 +169,48 @@ bool CudaHeap::await_leaving() {
   const auto deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
   const uint64_t count_before = destroyed_count_;
-  while (leaving_count_ > 0 && destroyed_count_ == count_before && Clock::now() < deadline) {
+  while (leaving_count_ > stuck_count_ && destroyed_count_ == count_before) {
     has_left_.wait_for(mutex_, deadline - Clock::now());
+    if (Clock::now() >= deadline) stuck_count_ = leaving_count_;
   }
   return destroyed_count_ != count_before;
 }
 
-// Waits until the device is done with some cached memory of other streams, and drops it. Gives up
-// on streams that stand still, until they are seen to go on: one may need this thread to do so.
-// False when nothing was dropped.
+// Waits until the device is done with some of what other streams have freed so far, and drops it.
+// Gives up on streams that stand still, until they are seen to go on: one may need this thread to
+// do so. False when nothing was dropped.
 bool CudaHeap::await_idle(uint64_t bytes, StreamSet stream) {
-  const auto last = Clock::now() + kPatienceMax;
+  if (bytes == 0) return false;
+  std::map<StreamSet, FreeMarks::Line> others = lines_of_others(stream);
   auto deadline = Clock::now() + kPatience;
-  Progress others = progress_of_others(stream);
-  while (bytes > 0 && !others.empty() && Clock::now() < std::min(deadline, last)) {
+  while (!others.empty() && Clock::now() < deadline) {
     if (drop_idle_cached(bytes) > 0) return true;
     std::this_thread::sleep_for(kIdlePoll);
-    if (std::exchange(others, progress_of_others(stream)) != others) {
-      deadline = Clock::now() + kPatience;
+    for (auto other = others.begin(); other != others.end();) {
+      auto& [owner, line] = *other;
+      const uint64_t over = free_marks_.line(owner).over;
+      if (std::exchange(line.over, over) != over) deadline = Clock::now() + kPatience;
+      other = over >= line.freed ? others.erase(other) : std::next(other);
     }
   }
   MutexLock lock(mutex_);
-  for (const auto& [owner, over] : others) stood_still_[owner] = over;
+  for (const auto& [owner, line] : others) stood_still_[owner] = line.over;
   return false;
 }
 
-// How far other streams have come that have freed what is cached, and are not known to stand still.
-CudaHeap::Progress CudaHeap::progress_of_others(StreamSet stream) const {
-  Progress progress;
+// Of other streams that have freed what is cached, and are not known to stand still.
+std::map<StreamSet, FreeMarks::Line> CudaHeap::lines_of_others(StreamSet stream) const {
+  std::map<StreamSet, FreeMarks::Line> lines;
   MutexLock lock(mutex_);
   for (Extent* extent = cached_by_age_.back(); extent != nullptr;
        extent = AgeList::previous(extent)) {
     const StreamSet owner = of_cuda(extent)->owner.load(std::memory_order_relaxed);
-    if ((owner & stream) != 0 || progress.contains(owner) || !may_leave(*extent)) continue;
-    const uint64_t over = free_marks_.over(owner);
+    if ((owner & stream) != 0 || lines.contains(owner) || !may_leave(*extent)) continue;
+    const FreeMarks::Line line = free_marks_.line(owner);
     const auto still = stood_still_.find(owner);
-    if (still == stood_still_.end() || still->second != over) progress.emplace(owner, over);
+    if (still == stood_still_.end() || still->second != line.over) lines.emplace(owner, line);
   }
-  return progress;
+  return lines;
 }
 
 // What the program has not needed for a while goes back to the driver.
@@ -232,9 +235,11 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
 uint64_t CudaHeap::drop_cached_of(uint64_t bytes, StreamSet streams) {
   uint64_t dropped_bytes = drop_idle_cached(bytes);
   if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
-  if (dropped_bytes < bytes) dropped_bytes += small_blocks_->trim_idle(bytes - dropped_bytes);
+  if (dropped_bytes < bytes) dropped_bytes += drop_idle_segments(bytes - dropped_bytes);
   return dropped_bytes;
 }
+
+uint64_t CudaHeap::drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }
 
 uint64_t CudaHeap::empty_cache() {
   drop_cached(~uint64_t{0});
@@ -343,6 +348,7 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
   }
   MutexLock lock(mutex_);
   leaving_count_ -= extents.size();
+  stuck_count_ = std::min(stuck_count_, leaving_count_);
   destroyed_count_ += destroyed_count;
   has_left_.notify_all();
   return destroyed_bytes;

@@ -17,7 +17,7 @@ uint64_t FreeMarks::note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_pe
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
-    Line& line = lines_[owner];
+    MarkedLine& line = lines_[owner];
     number = line.freed = ++count_;
     line.unmarked_bytes += bytes;
     if (line.unmarked_bytes < bytes_per_mark) return number;
@@ -31,7 +31,7 @@ bool FreeMarks::make(StreamSet owner) {
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
-    Line& line = lines_[owner];
+    MarkedLine& line = lines_[owner];
     number = line.freed;
     line.unmarked_bytes = 0;
   }
@@ -92,10 +92,10 @@ bool FreeMarks::is_over(StreamSet owner, uint64_t number) const {
   return found != lines_.end() && number <= found->second.over;
 }
 
-uint64_t FreeMarks::over(StreamSet owner) const {
+FreeMarks::Line FreeMarks::line(StreamSet owner) const {
   MutexLock lock(mutex_);
   const auto found = lines_.find(owner);
-  return found == lines_.end() ? 0 : found->second.over;
+  return found == lines_.end() ? Line() : Line(found->second);
 }
 
 bool FreeMarks::wait(StreamSet owner, uint64_t number) {
@@ -122,7 +122,7 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
 void FreeMarks::note_reached(StreamSet owner, uint64_t number) {
   std::vector<Mark> gone;  // a mark may end with its last owner, and not under the lock
   MutexLock lock(mutex_);
-  Line& line = lines_[owner];
+  MarkedLine& line = lines_[owner];
   line.over = std::max(line.over, number);
   while (!line.marks.empty() && line.marks.front().number <= number) {
     gone.push_back(std::move(line.marks.front()));

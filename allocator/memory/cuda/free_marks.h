@@ -41,8 +41,12 @@ class FreeMarks {
   void poll() TENCACHE_EXCLUDES(mutex_);
   /// Whether the stream is known to be done with what was freed under this number. Cheap.
   bool is_over(StreamSet owner, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
-  /// The last free of this stream that is known to be over: a sign of life.
-  uint64_t over(StreamSet owner) const TENCACHE_EXCLUDES(mutex_);
+  /// The numbers of a stream's frees.
+  struct Line {
+    uint64_t freed = 0;  // the last one
+    uint64_t over = 0;   // the last one that is known to be over, with all before it
+  };
+  Line line(StreamSet owner) const TENCACHE_EXCLUDES(mutex_);
   /// Waits until the stream is done with it. False when that is unknown: the stream captures a
   /// graph, or the context is broken.
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
@@ -53,9 +57,7 @@ class FreeMarks {
     uint64_t number = 0;  // the last free that it covers
     SharedMark mark;
   };
-  struct Line {
-    uint64_t freed = 0;           // the number of the last free
-    uint64_t over = 0;            // the last free that is over, with all before it
+  struct MarkedLine : Line {
     uint64_t unmarked_bytes = 0;  // freed since the last mark
     std::deque<Mark> marks;       // not reached yet, in order
   };
@@ -70,7 +72,7 @@ class FreeMarks {
 
   mutable Mutex mutex_;
   uint64_t count_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  std::unordered_map<StreamSet, Line> lines_ TENCACHE_GUARDED_BY(mutex_);
+  std::unordered_map<StreamSet, MarkedLine> lines_ TENCACHE_GUARDED_BY(mutex_);
 };
 
 }  // namespace tencache

@@ -145,6 +145,27 @@ TEST_F(RoomAndStreamsTest, AStreamThatStandsStillIsWaitedForOnce) {
   });
 }
 
+// Another thread waits for its own stream, which stands still.
+TEST_F(RoomAndStreamsTest, AThreadThatWaitsHoldsUpNoOther) {
+  start();
+  allocate(kQuarter, own_);
+  free_in_use_by(held_, allocate(kQuarter, held_));
+  without_held_streams([&] {
+    std::atomic<bool> is_over = false;
+    char* allocated = nullptr;
+    std::jthread other([&] {
+      allocated = engine_->allocate(kQuarter / 2, held_);
+      is_over = true;
+    });
+    EXPECT_TRUE(eventually([&] { return engine_->driver().calls("cuEventSynchronize") > 0; }));
+    allocate(kQuarter / 4, own_);
+    EXPECT_FALSE(is_over.load());
+    engine_->driver().let_go();
+    other.join();
+    allocated_.push_back(allocated);
+  });
+}
+
 // An op holds what it has allocated until it ends.
 TEST_F(RoomAndStreamsTest, NoThreadWaitsForItself) {
   start();
