@@ -30,7 +30,7 @@ void Heap::MustFinish::end() { --t_must_finish; }
 
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return Status::ok();
-  while (drop_idle_cached(bytes) > 0) {
+  while (drop_idle_cached(budget_.lacking(bytes)) > 0) {
     if (budget_.try_reserve(bytes)) return Status::ok();
   }
   const RoomWait wait(*this, streams);

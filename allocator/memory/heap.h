@@ -116,8 +116,9 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for memory that the device is done with, or that only work in `streams` may still
-  /// use. Waits for no other stream: that one may need the calling thread to go on.
+  /// The same for memory that the device is done with and, if that makes up `bytes`, for what only
+  /// work in `streams` may still use. Waits for no other stream: that one may need the calling
+  /// thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }

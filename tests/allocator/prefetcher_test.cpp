@@ -143,12 +143,31 @@ TEST_F(PrefetcherTest, OfTooManyRequestsTheFirstAreKept) {
   const char* first = cold(1);
   char* freed = cold(2);
   std::vector<MoveRequest> requests = {request(first)};
-  requests.resize(10'000, request(freed));
+  requests.resize(100'000, request(freed));
   engine_.free(freed);
   Prefetcher prefetcher(engine_->heap(), *engine_->mover());
   prefetcher.start();
   prefetcher.request(requests);
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
+}
+
+// Those that come one after the other are also requested in the order of their need.
+TEST_F(PrefetcherTest, OfTooManyInTurnTheLastAreDropped) {
+  const char* first = cold(1);
+  const char* second = cold(2);
+  const char* last = cold(3);
+  Mover& mover = *engine_->mover();
+  Prefetcher prefetcher(engine_->heap(), mover);
+  prefetcher.request(std::vector<MoveRequest>{request(first)});
+  for (int turn = 0; turn < 10; ++turn) {
+    prefetcher.request(std::vector<MoveRequest>(10'000, request(second)));
+  }
+  prefetcher.request(std::vector<MoveRequest>{request(last)});
+  prefetcher.start();
+  EXPECT_TRUE(eventually([&] { return !prefetcher.has_requests(); }));
+  EXPECT_TRUE(engine_.is_resident(first));
+  EXPECT_TRUE(engine_.is_resident(second));
+  EXPECT_TRUE(engine_.is_cold(last));
 }
 
 // Otherwise the disk would run dry between two fetches.

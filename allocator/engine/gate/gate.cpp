@@ -75,13 +75,13 @@ struct Gate::ThreadOps {
   // making.
   std::vector<const Extent*> sorted_pins;
   uint64_t sorted_at_events = 0;
-  uint64_t events_told = 0;        // the ring's event count when the learner was last nudged
-  StreamSet streams = kNoStreams;  // of the newest op
+  uint64_t events_told = 0;  // the ring's event count when the learner was last nudged
   StreamSet open_streams = kNoStreams;
   const OpTiming* op_timing = nullptr;
   OpTiming::ThreadState timing;
-  Wait wait_for_room;       // while it is going on
-  uint32_t room_waits = 0;  // how many of them are open, each within the one before
+  Wait wait_for_room;                   // while it is going on
+  StreamSet room_streams = kNoStreams;  // whose work will fill that room
+  uint32_t room_waits = 0;              // how many of them are open, each within the one before
 
   void record(EventKind kind, uint64_t at, uint32_t op, const Extent* extent) const {
     ring->append({at, extent != nullptr ? extent->id.load() : 0,
@@ -211,7 +211,6 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   const uint64_t now = timestamp();
   const size_t first_pin = thread.pins.size();
   thread.open_ops.push_back({op, first_pin, thread.open_streams});
-  thread.streams = streams;
   thread.open_streams |= streams;
   ++thread.op_depth;
   thread.record(EventKind::kOpBegin, now, op, nullptr);
@@ -298,11 +297,7 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (prefetcher_ != nullptr) {
     // A plan may have requested them, in its order. They then arrive as late as the device needs
     // them.
-    mover_->wait_while_ahead(streams, [&] {
-      return prefetcher_->has_requests() && std::ranges::any_of(missing, [](const Extent* extent) {
-               return extent->state() == ExtentState::kCold;
-             });
-    });
+    mover_->wait_while_ahead(streams, [&] { return prefetcher_->has_requests_for(missing); });
   }
   FetchWait fetch_wait(waits_, &wait.device_wait);
   mover_->fetch(missing, streams, &fetch_wait);
@@ -396,7 +391,9 @@ void Gate::on_step() {
 void Gate::begin_wait_for_room(StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
-  if (thread.room_waits++ == 0) thread.wait_for_room = begin_wait(streams);
+  if (thread.room_waits++ > 0) return;
+  thread.room_streams = streams;
+  thread.wait_for_room = begin_wait(streams);
 }
 
 void Gate::end_wait_for_room() {
@@ -407,7 +404,10 @@ void Gate::end_wait_for_room() {
 
 void Gate::let_fetches_go_first() {
   if (is_passive_.load(std::memory_order_relaxed) || prefetcher_ == nullptr) return;
-  mover_->wait_while_ahead(thread_ops().streams, [this] { return prefetcher_->has_requests(); });
+  // Where an op's fetch wants room, that is the op's wait, and the thread waits for no room.
+  const ThreadOps& thread = thread_ops();
+  const StreamSet streams = thread.room_waits > 0 ? thread.room_streams : thread.open_streams;
+  mover_->wait_while_ahead(streams, [this] { return prefetcher_->has_requests(); });
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {

@@ -64,10 +64,11 @@ void Evictor::on_attention() {
     if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
+  if (!may_evict() || is_nudged_.load(std::memory_order_relaxed)) return;
   const bool is_short = bytes_to_free_for({.used_bytes = heap_.budget().used()}, guessed_bytes()) >
                             headroom_bytes() / 2 ||
                         heap_.needs_free_room();
-  if (!may_evict() || !is_short || is_nudged_.exchange(true)) return;
+  if (!is_short || is_nudged_.exchange(true)) return;
   MutexLock lock(mutex_);
   work_arrived_.notify_one();
 }

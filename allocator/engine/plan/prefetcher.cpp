@@ -14,10 +14,9 @@
 namespace tencache {
 namespace {
 
-// Behind this many requests, the oldest is not worth fetching any more. Where more come at once,
-// in the order of their need, the last are not: their ops fetch them, or the plan requests them
-// again.
-constexpr size_t kRequestsMax = 4096;
+// Requests come in the order in which they are needed, so of more than this many the last are
+// dropped: their ops fetch them, or the plan requests them again.
+constexpr size_t kRequestsMax = 65'536;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
 // It is noticed within the time in which the link moves this many bytes, or at the latest after
 // that.
@@ -29,6 +28,10 @@ std::chrono::nanoseconds room_poll(Mover& mover) {
   const double ns_per_byte = mover.ledger().read_speed.ns_per_byte(1e9);
   return std::min<std::chrono::nanoseconds>(
       kRoomPollMax, std::chrono::nanoseconds(static_cast<int64_t>(kRoomPollBytes * ns_per_byte)));
+}
+
+bool is_over(const MoveRequest& request) {
+  return !request.is_current() || request.extent->state() == ExtentState::kResident;
 }
 
 // So a request calls off an eviction that is requested or under way.
@@ -52,14 +55,14 @@ void Prefetcher::start() {
 }
 
 void Prefetcher::request(std::span<const MoveRequest> fetches) {
-  fetches = fetches.first(std::min(fetches.size(), kRequestsMax));
-  count_as_uses(fetches);
   MutexLock lock(mutex_);
-  requests_.insert(requests_.end(), fetches.begin(), fetches.end());
-  while (requests_.size() > kRequestsMax) {
-    requests_.pop_front();
-    is_called_off_ = true;  // the request taken last is older still
+  if (requests_.size() + fetches.size() > kRequestsMax) [[unlikely]] {
+    std::erase_if(requests_, is_over);
+    const size_t room = kRequestsMax - std::min(requests_.size(), kRequestsMax);
+    fetches = fetches.first(std::min(fetches.size(), room));
   }
+  count_as_uses(fetches);
+  requests_.insert(requests_.end(), fetches.begin(), fetches.end());
   changed_.notify_one();
 }
 
@@ -93,6 +96,15 @@ void Prefetcher::forget() {
 bool Prefetcher::has_requests() const {
   MutexLock lock(mutex_);
   return is_at_work_ || !requests_.empty();
+}
+
+bool Prefetcher::has_requests_for(std::span<Extent* const> extents) const {
+  MutexLock lock(mutex_);
+  const auto is_for_one = [extents](const MoveRequest& request) {
+    return request.extent->state() == ExtentState::kCold && request.is_current() &&
+           std::ranges::find(extents, request.extent) != extents.end();
+  };
+  return std::ranges::any_of(requests_, is_for_one);
 }
 
 bool Prefetcher::is_at_work() const {

@@ -43,6 +43,8 @@ class Prefetcher final : private RequestSource {
   void forget() TENCACHE_EXCLUDES(mutex_);
   /// Whether any request is left, or anything is under way.
   bool has_requests() const TENCACHE_EXCLUDES(mutex_);
+  /// Whether one of these is cold, and its request is left.
+  bool has_requests_for(std::span<Extent* const> extents) const TENCACHE_EXCLUDES(mutex_);
   /// Whether a fetch is under way or about to begin.
   bool is_at_work() const TENCACHE_EXCLUDES(mutex_);
   /// Call when something was evicted.

@@ -195,6 +195,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_spare_slot(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
+  uint64_t cached_bytes_of(StreamSet owners) const TENCACHE_EXCLUDES(mutex_);
   bool poll_waiting(Patience patience) TENCACHE_EXCLUDES(mutex_);
   StreamSet oldest_owner(StreamSet tried) const TENCACHE_EXCLUDES(mutex_);
   std::vector<CudaExtent*> take_oldest(uint64_t bytes, StreamSet awaited,

@@ -234,9 +234,23 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
 
 uint64_t CudaHeap::drop_cached_of(uint64_t bytes, StreamSet streams) {
   uint64_t dropped_bytes = drop_idle_cached(bytes);
-  if (dropped_bytes < bytes) dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
+  // What is not enough is not worth a wait: tensors have to leave besides, and may do so meanwhile.
+  if (dropped_bytes < bytes && cached_bytes_of(streams) >= bytes - dropped_bytes) {
+    dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
+  }
   if (dropped_bytes < bytes) dropped_bytes += drop_idle_segments(bytes - dropped_bytes);
   return dropped_bytes;
+}
+
+uint64_t CudaHeap::cached_bytes_of(StreamSet owners) const {
+  uint64_t bytes = 0;
+  MutexLock lock(mutex_);
+  for (Extent* extent = cached_by_age_.back(); owners != kNoStreams && extent != nullptr;
+       extent = AgeList::previous(extent)) {
+    const StreamSet owner = of_cuda(extent)->owner.load(std::memory_order_relaxed);
+    if ((owner & owners) != 0 && may_leave(*extent)) bytes += extent->bytes;
+  }
+  return bytes;
 }
 
 uint64_t CudaHeap::drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }

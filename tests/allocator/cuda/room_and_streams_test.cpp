@@ -10,6 +10,8 @@
 #include <thread>
 
 #include "engine/engine.h"
+#include "engine/gate/gate.h"
+#include "engine/plan/prefetcher.h"
 #include "support/cuda/test_cuda_engine.h"
 #include "support/eventually.h"
 
@@ -177,6 +179,41 @@ TEST_F(RoomAndStreamsTest, NoThreadWaitsForItself) {
   allocate(kQuarter / 2, own_);
   EXPECT_LT(engine_->driver().calls("cuEventQuery") - queries, 100u);
   (*engine_)->gate().close();
+}
+
+// Inside an op that names its stream, memory is allocated by one that names none, as aten::empty.
+TEST_F(RoomAndStreamsTest, RequestsGoFirstWhileTheDeviceIsBusy) {
+  start();
+  char* cold = allocate_idle(kQuarter);
+  ASSERT_TRUE(engine_->evict(cold));
+  Prefetcher prefetcher((*engine_)->heap(), *(*engine_)->mover());  // not started: requests stay
+  Extent* extent = engine_->extent(cold);
+  prefetcher.request(std::vector<MoveRequest>{{extent, extent->id.load(), kQuarter, timestamp()}});
+  EXPECT_TRUE(prefetcher.has_requests_for(std::vector<Extent*>{extent}));
+  Recorder recorder;
+  Stats stats;
+  Gate gate({.heap = &(*engine_)->heap(),
+             .mover = (*engine_)->mover(),
+             .recorder = &recorder,
+             .stats = &stats,
+             .prefetcher = &prefetcher});
+  const StreamSet own = engine_->device().streams().set_of(own_);
+  char* busy = allocate(2 * kMiB, own_);
+  engine_->driver().hold(own_);
+  engine_->write(own_, busy, 2 * kMiB, 1);
+  gate.open(0, {}, own);
+  gate.open(1, {}, kNoStreams);
+  gate.begin_wait_for_room(own);
+  const uint64_t queries = engine_->driver().calls("cuEventQuery");
+  std::jthread let_go([&] {
+    EXPECT_TRUE(eventually([&] { return engine_->driver().calls("cuEventQuery") > queries + 3; }));
+    engine_->driver().let_go();
+  });
+  gate.let_fetches_go_first();
+  EXPECT_TRUE(has_stamp(busy, 2 * kMiB, 1)) << "the device was busy";
+  gate.end_wait_for_room();
+  gate.close();
+  gate.close();
 }
 
 TEST_F(RoomAndStreamsTest, OnlyAsMuchIsWaitedForAsIsLacking) {
