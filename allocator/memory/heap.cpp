@@ -140,10 +140,9 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 // no more -> go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
-  while (drop_cached_of(budget_.lacking(bytes), wanted.streams) > 0) {
-    if (budget_.try_reserve(bytes)) return Status::ok();
-  }
+  if (take_cached_of(wanted)) return Status::ok();
   if (!config_.strict && await_room(wanted, reason)) return Status::ok();
+  if (take_cached_of(wanted)) return Status::ok();
   do {
     if (budget_.try_reserve(bytes)) return Status::ok();
   } while (drop_cached(budget_.lacking(bytes)) > 0);
@@ -166,6 +165,14 @@ Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   }
   count_over_budget(bytes, budget_.force_reserve(bytes));
   return Status::ok();
+}
+
+// Reserves room that was cached, without a wait for other streams than those that want it.
+bool Heap::take_cached_of(const WantedRoom& wanted) {
+  while (drop_cached_of(budget_.lacking(wanted.bytes), wanted.streams) > 0) {
+    if (budget_.try_reserve(wanted.bytes)) return true;
+  }
+  return false;
 }
 
 bool Heap::let_unnamed_leave(uint64_t bytes) {

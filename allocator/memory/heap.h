@@ -116,9 +116,9 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for memory that the device is done with and, if that makes up `bytes`, for what only
-  /// work in `streams` may still use. Waits for no other stream: that one may need the calling
-  /// thread to go on.
+  /// The same for memory that the device is done with and, where that makes up a good part of
+  /// `bytes`, for what only work in `streams` may still use. Waits for no other stream: that one
+  /// may need the calling thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }
@@ -261,6 +261,7 @@ class Heap {
   void exceed(uint64_t bytes, const Status& reason);
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
+  bool take_cached_of(const WantedRoom& wanted);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
   Status beyond_device(const WantedRoom& wanted) const;
 

@@ -404,10 +404,10 @@ void Gate::end_wait_for_room() {
 
 void Gate::let_fetches_go_first() {
   if (is_passive_.load(std::memory_order_relaxed) || prefetcher_ == nullptr) return;
-  // Where an op's fetch wants room, that is the op's wait, and the thread waits for no room.
   const ThreadOps& thread = thread_ops();
-  const StreamSet streams = thread.room_waits > 0 ? thread.room_streams : thread.open_streams;
-  mover_->wait_while_ahead(streams, [this] { return prefetcher_->has_requests(); });
+  // A fetch that wants room has let others go first, and now holds them up.
+  if (thread.room_waits == 0) return;
+  mover_->wait_while_ahead(thread.room_streams, [this] { return prefetcher_->has_requests(); });
 }
 
 Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet streams) {

@@ -101,10 +101,10 @@ bool Prefetcher::has_requests() const {
 bool Prefetcher::has_requests_for(std::span<Extent* const> extents) const {
   MutexLock lock(mutex_);
   const auto is_for_one = [extents](const MoveRequest& request) {
-    return request.extent->state() == ExtentState::kCold && request.is_current() &&
-           std::ranges::find(extents, request.extent) != extents.end();
+    return std::ranges::find(extents, request.extent) != extents.end() && request.is_current() &&
+           request.extent->state() == ExtentState::kCold;
   };
-  return std::ranges::any_of(requests_, is_for_one);
+  return (in_hand_ && is_for_one(*in_hand_)) || std::ranges::any_of(requests_, is_for_one);
 }
 
 bool Prefetcher::is_at_work() const {
@@ -128,6 +128,7 @@ std::optional<MoveRequest> Prefetcher::take() {
   from.pop_front();
   has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
   is_called_off_ = false;
+  if (!is_guess) in_hand_ = request;
   return request;
 }
 
@@ -143,6 +144,7 @@ bool Prefetcher::has_room_for_guess() const {
 
 void Prefetcher::put_back(const MoveRequest& request) {
   MutexLock lock(mutex_);
+  in_hand_.reset();
   if (is_called_off_) return;
   (is_guess_ ? guesses_ : requests_).push_front(request);
   has_guesses_.store(!guesses_.empty(), std::memory_order_relaxed);
@@ -164,6 +166,7 @@ void Prefetcher::work() {
         lacking_bytes > 0 && is_enough && heap_.drop_idle_cached(lacking_bytes) > 0;
     MutexLock lock(mutex_);
     is_at_work_ = false;
+    in_hand_.reset();
     // Where nothing is lacking, guesses that are left have no room beside the headroom.
     const bool is_short = lacking_bytes > 0 ? !has_dropped : requests_.empty();
     if (is_short && has_work() && !is_stopping_) changed_.wait_for(mutex_, room_poll(mover_));

@@ -67,7 +67,8 @@ class Prefetcher final : private RequestSource {
   std::atomic<bool> has_guesses_{false};  // so that nobody takes the lock to learn of none
   std::deque<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
   std::deque<MoveRequest> guesses_ TENCACHE_GUARDED_BY(mutex_);
-  bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;  // what was taken last
+  std::optional<MoveRequest> in_hand_ TENCACHE_GUARDED_BY(mutex_);  // the one that was taken last
+  bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;               // what was taken last
   bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
   bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // drop what was taken last, if put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;

@@ -270,7 +270,8 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small,
       taken_bytes = missing_bytes;
       if (!evict_more(taken_bytes)) {
         const uint64_t still_missing = frames_.missing(bytes);
-        if (still_missing > 0 && drop_cached(still_missing) == 0) return frame;
+        if (still_missing == 0 || drop_cached_of(still_missing, stream) > 0) continue;
+        if (drop_cached(still_missing) == 0) return frame;
         continue;
       }
     }

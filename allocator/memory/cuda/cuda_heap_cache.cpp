@@ -234,8 +234,8 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
 
 uint64_t CudaHeap::drop_cached_of(uint64_t bytes, StreamSet streams) {
   uint64_t dropped_bytes = drop_idle_cached(bytes);
-  // What is not enough is not worth a wait: tensors have to leave besides, and may do so meanwhile.
-  if (dropped_bytes < bytes && cached_bytes_of(streams) >= bytes - dropped_bytes) {
+  // Little is not worth a wait: tensors have to leave besides.
+  if (dropped_bytes < bytes && cached_bytes_of(streams) >= (bytes - dropped_bytes) / 2) {
     dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
   }
   if (dropped_bytes < bytes) dropped_bytes += drop_idle_segments(bytes - dropped_bytes);

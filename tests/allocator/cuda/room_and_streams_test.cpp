@@ -199,10 +199,13 @@ TEST_F(RoomAndStreamsTest, RequestsGoFirstWhileTheDeviceIsBusy) {
              .prefetcher = &prefetcher});
   const StreamSet own = engine_->device().streams().set_of(own_);
   char* busy = allocate(2 * kMiB, own_);
-  engine_->driver().hold(own_);
-  engine_->write(own_, busy, 2 * kMiB, 1);
   gate.open(0, {}, own);
   gate.open(1, {}, kNoStreams);
+  engine_->driver().hold(own_);
+  engine_->write(own_, busy, 2 * kMiB, 2);
+  without_held_streams([&] { gate.let_fetches_go_first(); });  // as a fetch does, which goes first
+  engine_->driver().hold(own_);
+  engine_->write(own_, busy, 2 * kMiB, 1);
   gate.begin_wait_for_room(own);
   const uint64_t queries = engine_->driver().calls("cuEventQuery");
   std::jthread let_go([&] {
