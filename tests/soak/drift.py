@@ -26,15 +26,17 @@ BUDGETS = {
     "cpu": {"TENCACHE_DEVICE_MEMORY": "24MiB"},
     "cuda": {"TENCACHE_DEVICE_MEMORY": "64MiB"},
 }
-# How much the mean may grow: a share of it, and this much besides.
+FILE_STEP_BYTES = 64 << 20  # by which the spill file grows
+# How much the mean may grow: a share of it, and this much besides. Where a few bytes more go to
+# disk, the file may need a step.
 LIMITS = {
     "rss": (0.05, 16 << 20),
     "mappings": (0.05, 100),
     "descriptors": (0.0, 2),
-    "file": (0.10, 16 << 20),
+    "file": (0.10, FILE_STEP_BYTES),
 }
 # The spill file against what the disk tier has held at once: a share of it, and a step of growth.
-FILE_LIMIT = (2.0, 64 << 20)
+FILE_LIMIT = (2.0, FILE_STEP_BYTES)
 
 
 class Drift(Soak):
