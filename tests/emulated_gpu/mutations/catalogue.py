@@ -230,8 +230,8 @@ MUTATIONS = [
     Mutation(
         "memory that another stream has freed is used without waiting for it",
         "allocator/memory/cuda/cuda_heap_cache.cpp",
-        "    status = streams_.hold_back(stream, marks);\n",
-        "    status = Status::ok();\n",
+        "    if (status.is_ok()) status = streams_.hold_back(stream, marks);\n",
+        "",
         "adopted",
     ),
     Mutation(
