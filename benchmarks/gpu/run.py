@@ -117,7 +117,7 @@ class Run:
         except Exception as error:
             part.status, part.reason = "failed", f"{type(error).__name__}: {error}"
         part.seconds = round(time.monotonic() - begin, 1)
-        print(f"{part.name}: {part.status} in {part.seconds:.0f} s {part.reason[:200]}", flush=True)
+        print(f"{part.name}: {part.status} in {part.seconds:.0f} s {part.reason}", flush=True)
         try:
             self.write()
         except Exception as error:  # the next part writes everything again

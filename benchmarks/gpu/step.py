@@ -66,10 +66,14 @@ def make_model(shape: dict[str, int], device: str, instead: str | None) -> Any:
 
 
 def thread_seconds() -> Counter[str]:
-    """Seconds of processor time so far of this process's threads, by name."""
+    """Seconds of processor time so far of this process's living threads, by name."""
     seconds: Counter[str] = Counter()
     for task in Path("/proc/self/task").iterdir():
-        name, words = (task / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        try:
+            stat = (task / "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended since it was listed
+        name, words = stat.split("(", 1)[1].rsplit(")", 1)
         user, system = words.split()[11:13]
         seconds[name] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     return seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/gpu/run.py: a part that fails or hangs costs the others nothing.
+"""benchmarks/gpu: a part that fails or hangs costs the others nothing, and steps are measured.
 
 All results so far are then on disk. The parts themselves need a GPU.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,14 +19,27 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 
 
-@pytest.fixture(scope="module")
-def gpu_run() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_run", FOLDER / "run.py")
+def imported(name: str, file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_run"] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def gpu_run() -> ModuleType:
+    return imported("gpu_run", "run.py")
+
+
+def test_a_thread_that_ends_while_threads_are_listed_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = imported("gpu_step", "step.py")
+    living = Path(f"/proc/self/task/{os.getpid()}")
+    monkeypatch.setattr(Path, "iterdir", lambda _: iter([Path("/proc/self/task/0"), living]))
+    assert list(step.thread_seconds()) == [(living / "comm").read_text().strip()]
 
 
 def test_parts_are_independent(

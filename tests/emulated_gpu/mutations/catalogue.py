@@ -21,6 +21,8 @@ class Run:
     device_memory: str = "80MiB"
     options: tuple[str, ...] = ()
     gpus: int = 1
+    # Bytes a second; copies must take long enough to be overtaken.
+    link: str = "2GB"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ ROOMY = Run(device_memory="1GiB")
 
 RUNS: dict[str, Run] = {
     "in_turn": Run(),
+    "all_at_once": Run(link="200MB"),
     "lists": UNGUARDED,
     "large_result": UNGUARDED,
     "unannounced": Run(),
@@ -97,7 +100,7 @@ MUTATIONS = [
         EVICTIONS_END,
         "    const Status done = eviction.done.wait();\n",
         "    const Status done;\n",
-        "in_turn",
+        "all_at_once",
     ),
     Mutation(
         "a stale hash is taken for clean",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that notice when tencache moves bytes too early, too late or not at all.
 
-`python programs.py NAME` runs under `tencache run` on the emulated GPU; run.py's table gives the
+`python programs.py NAME` runs under `tencache run` on the emulated GPU; catalogue.py gives the
 options, the budget and the speed of the link. Each program keeps its stream busy, or holds it or
 the copies, so that later work is still queued when memory is wanted. It knows every byte that it
 should find. It ends with status 1 and "wrong bits: …" or "failed test: …" on stderr; an illegal
@@ -119,6 +119,22 @@ def in_turn() -> None:
             tensor.add_(1)
     for index, tensor in enumerate(tensors):
         holds(f"tensor {index}", tensor, index + 6)
+    spilled_within_budget()
+
+
+@program
+def all_at_once() -> None:
+    """Allocates at once the room of all the tensors that it has just written."""
+    tensors = [full(16, index) for index in range(4)]
+    for round_number in range(3):
+        for tensor in tensors:
+            tensor.add_(1)
+        torch.cuda.synchronize()
+        large = full(64, -1)
+        holds("the large tensor", large, -1)
+        del large
+        for index, tensor in enumerate(tensors):
+            holds(f"tensor {index}", tensor, index + round_number + 1)
     spilled_within_budget()
 
 

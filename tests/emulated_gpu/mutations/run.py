@@ -46,8 +46,7 @@ which pass.
 Seconds are those of a machine with 2 cores that other programs used as well, compiling the changed
 source included. They say nothing about a GPU.
 """
-# Copies take long enough to be overtaken; copies by a kernel are slower than those by engines.
-LINK = "2GB"
+# Copies by a kernel are slower than those by engines.
 VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB", "EMULATED_GPU_REUSE_STREAMS": "1"}
 
 
@@ -89,7 +88,7 @@ def run_program(name: str, package: Path | None = None) -> Outcome:
         "--gpus",
         str(run.gpus),
         "--link",
-        LINK,
+        run.link,
         "--",
         *tencache,
         "--",
