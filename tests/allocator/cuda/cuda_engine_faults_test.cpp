@@ -97,7 +97,7 @@ class FaultyProgram {
 class CudaEngineFaultsTest : public ::testing::TestWithParam<Fault> {};
 
 void refuse_one_after_another(const Fault& fault, const TestCudaEngine::Adjust& adjust) {
-  for (uint64_t nth = 1;; nth += std::max<uint64_t>(1, nth / (kHasSanitizer ? 1 : 4))) {
+  for (uint64_t nth = 1;; nth += kHasSanitizer ? 2 * nth : std::max<uint64_t>(1, nth / 4)) {
     SCOPED_TRACE(std::string(fault.function) + " #" + std::to_string(nth));
     TestCudaEngine engine(adjust);
     // The driver did not hear of some objects when it was told to take them back.
