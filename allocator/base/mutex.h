@@ -4,25 +4,33 @@
 // The clang build of CI enforces them with -Werror=thread-safety; for gcc the macros are empty.
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
-// copy, an I/O, a blocking system call or a callback into PyTorch.
-//   1. Runtime::mutex_            held while options change and while an engine is opened
+// copy, an I/O, a blocking system call or a callback into PyTorch, but for the exceptions below.
+//   1. Runtime::mutex_            held while options change, while the cpu backend's engine is
+//                                 opened and while the disk is probed. The exception: held across
+//                                 the probe's I/O
 //   2. the list of engines        held from before a fork until after it, also while moves end:
-//      (engine/engine.cpp)        the exception to the rule above
+//      (engine/engine.cpp)        an exception, too
 //      Engine::fork_mutex()       after that; names of ops; held while a fork copies the process
 //   3. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
 //   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions
 //                                 are requested without it)
 //   5. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; no two at once
 //   6. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
-//   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. The exception: held
+//   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. An exception: held
 //                                 across fallocate, or while memory is mapped, pinned and unpinned
 //   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
 //                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers
-//                                 and of the list of all StreamNumbers
+//                                 and of the list of all StreamNumbers. Two are taken with another
+//                                 leaf lock held: CopyPause's in DeviceArena's, StreamQuarantine's
+//                                 in PinnedPool's
 //  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
-//      FreeMarks::mutex_          which frees the device has come to; likewise
+//      FreeMarks::mutex_          which frees the device has come to; taken with a leaf lock or a
+//                                 heap's held
 // The log takes no lock.
+//
+// What needs none: an extent's state is one atomic word, its copies below belong to whoever holds
+// its `busy` flag (memory/extent.h), and the device tier's budget is a few atomic numbers.
 #pragma once
 
 #include <pthread.h>

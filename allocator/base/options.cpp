@@ -6,12 +6,14 @@
 // state.
 //
 // A new option takes:
-//   1. a member of Options, with its default, and a row here
+//   1. a member of Options, with its default, and a row here; kRows has one more
 //   2. where the engine obeys it, a member of EngineConfig, CpuDeviceConfig or CudaDeviceConfig,
 //      and the line that passes it on (Runtime::engine_config, cpu_config or gpu_config); where one
 //      part of the engine obeys it, that part's config, which Engine::make_parts fills
-//   3. its row in docs/options.md (`python -m tencache._options` prints it), and its case in
-//      tests/allocator/options_test.cpp
+//   3. where only the machine tells whether a value will do, a check in Runtime::start: on the cuda
+//      backend a GPU is opened long after that
+//   4. its row in docs/options.md (after `make build`, `python -m tencache._options` prints the
+//      table), its case in tests/allocator/options_test.cpp, and a line in CHANGELOG.md
 // Flags, keywords, variables and `tencache doctor` follow from the row. What the options of files
 // name, Python reads and writes (python/tencache/_runtime.py), except for the recorded period.
 #include "base/options.h"

@@ -27,7 +27,8 @@
 //   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
 //      waits.
 //   3. `busy` is held by the one thread that migrates, demotes or recycles the extent. That thread
-//      owns the copy below. While nobody is busy, the heap owns it, and lets one thread look at it.
+//      owns the copy below. While nobody is busy, the heap owns it; who wants to look at it takes
+//      `busy` first.
 //   4. On cuda the copy below is a block of host memory, a slot, or both with the same bytes: a
 //      slot belongs to an extent only once it is written. A cold extent has at least one of them.
 //

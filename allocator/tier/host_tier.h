@@ -8,7 +8,8 @@
 // block finds no room (platform/host_memory.h). It is reused until somebody asks for it (trim()) or
 // a block needs its room, because unpinning may stop the device. A chunk that cannot be pinned
 // stays, as pageable memory, and its blocks say so; copies of those go through a StagingRing
-// (engine/move/cuda/staged_copies.h).
+// (engine/move/cuda/staged_copies.h). No chunk is made that would leave the machine, or its cgroup,
+// less than 128 MiB, whatever the budget says.
 //
 // A block beyond the budget is for bytes that must get through even when the budget is used up,
 // because an op waits for them. It is pageable memory of its own, unmapped when it is released.

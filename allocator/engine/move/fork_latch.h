@@ -4,8 +4,8 @@
 // that a child never inherits a protected window or a half-done copy. It is not a lock: only forks
 // wait for it, and permits do not exclude each other.
 //
-// MigrationPermit: a thread holds one while it migrates. A thread that waits for room holds none,
-// because room comes from the evictor, which needs a permit itself.
+// MigrationPermit: a thread holds one while it migrates. A thread that waits for room on the device
+// holds none, because room comes from the evictor, which needs a permit itself.
 //
 // Threads: any. mutex_ is held for bookkeeping only.
 #pragma once

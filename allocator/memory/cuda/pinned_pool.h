@@ -22,7 +22,8 @@
 // Hot path: allocate() and free() of a block without streams cost a lock of the tier, one of the
 // pool and a few steps in balanced trees. They do not call the driver.
 //
-// Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the tier.
+// Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the tier
+// (but at the end, when no other thread is left).
 // The driver must not be called in a forked child, whose parent owns this memory, nor at exit.
 // There allocate() refuses and the rest does nothing, without a lock.
 #pragma once

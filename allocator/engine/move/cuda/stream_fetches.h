@@ -31,7 +31,7 @@
 //   2. An extent that takes off has a frame, room in the budget, and its bytes queued.
 //
 // Threads: any; no lock of its own. The thread holds a MigrationPermit while it queues and reads,
-// and none while it waits for room.
+// and none while it waits for room on the GPU. It makes room in host memory under its permit.
 #pragma once
 
 #include <atomic>
