@@ -18,6 +18,7 @@
 //   6. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
 //   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. An exception: held
 //                                 across fallocate, or while memory is mapped, pinned and unpinned
+//      DiskTier::sync_mutex_     one thread at a time waits for buffered writes. An exception, too
 //   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
 //                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers

@@ -53,6 +53,7 @@ void Engine::make_parts() {
   parts_.heap = &device_->heap();
   parts_.mover = device_->mover();
   parts_.disk = device_->disk();
+  parts_.has_host = device_->host() != nullptr;
   parts_.recorder = &recorder_;
   parts_.stats = &stats();
   parts_.wait_timer = device_->wait_timer();

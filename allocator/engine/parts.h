@@ -47,6 +47,7 @@ struct Parts {
   Heap* heap = nullptr;
   Mover* mover = nullptr;
   const DiskTier* disk = nullptr;
+  bool has_host = false;  // host memory lies between device and disk
   Recorder* recorder = nullptr;
   Stats* stats = nullptr;
   OpTimer* op_timer = nullptr;

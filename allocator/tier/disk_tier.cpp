@@ -112,6 +112,19 @@ Slot DiskTier::take_slot(uint64_t bytes) {
 }
 
 Result<Slot> DiskTier::allocate(uint64_t bytes) {
+  Status failure;
+  Result<Slot> slot = take_or_grow(bytes, &failure);
+  if (!failure.is_ok()) note_outcome(failure);
+  return slot;
+}
+
+Result<Slot> DiskTier::allocate_ahead(uint64_t bytes) {
+  Status failure;
+  return take_or_grow(bytes, &failure);
+}
+
+// `failure` is set where the disk takes nothing now; a quota that was given is no such failure.
+Result<Slot> DiskTier::take_or_grow(uint64_t bytes, Status* failure) {
   TENCACHE_CHECK(bytes > 0, "a slot of 0 bytes was requested");
   const uint64_t rounded = round_up(std::min(bytes, kSlotBytesMax), kIoAlignment);
   {
@@ -119,10 +132,10 @@ Result<Slot> DiskTier::allocate(uint64_t bytes) {
     reclaim_childless_epochs();
     if (const Slot slot = take_slot(rounded); slot.is_valid()) return slot;
   }
-  return grow_and_take(rounded);
+  return grow_and_take(rounded, failure);
 }
 
-Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
+Result<Slot> DiskTier::grow_and_take(uint64_t bytes, Status* failure) {
   require_own_file();
   MutexLock grow_lock(grow_mutex_);
   // Other threads may take the free space at the end of the file while it grows; then try again.
@@ -141,11 +154,12 @@ Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
       wanted_bytes = std::min(std::max(enough_bytes, kGrowthStepBytes), room_bytes);
     }
     if (!refused.is_ok()) {
-      if (quota.follows_disk) note_outcome(refused);
+      if (quota.follows_disk) *failure = refused;
       return refused;
     }
     uint64_t grown_bytes = 0;
-    TENCACHE_RETURN_IF_ERROR(grow_file(file_bytes, wanted_bytes, enough_bytes, grown_bytes));
+    TENCACHE_RETURN_IF_ERROR(
+        grow_file(file_bytes, wanted_bytes, enough_bytes, grown_bytes, failure));
     MutexLock lock(mutex_);
     ranges_.grow((file_bytes + grown_bytes) / kIoAlignment);
     if (const Slot slot = take_slot(bytes); slot.is_valid()) return slot;
@@ -153,7 +167,7 @@ Result<Slot> DiskTier::grow_and_take(uint64_t bytes) {
 }
 
 Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
-                           uint64_t& grown_bytes) {
+                           uint64_t& grown_bytes, Status* failure) {
   require_own_file();
   grown_bytes = wanted_bytes;
   int error_number = extend_file(file_.get(), file_bytes, wanted_bytes);
@@ -176,7 +190,7 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
                 failed.message() +
                     ". Free space there, or choose another directory with --spill-dir or "
                     "TENCACHE_SPILL_DIR.");
-  note_outcome(status);
+  *failure = status;
   return status;
 }
 
@@ -332,6 +346,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   require_own_file();
   for (const IoSegment& segment : segments) check_range(segment);
   AddedSegments added(*this, observer);
+  const uint64_t sync_failures_before = sync_failures_.load();  // before a byte is written
   const bool with_buffers = has_segment_without_memory(segments);
   Result<std::unique_ptr<IoChannel>> channel = borrow_channel(with_buffers);
   if (!channel.is_ok()) return {channel.status(), false, 0};
@@ -340,8 +355,9 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   return_channel(std::move(channel).value(), with_buffers);
 
   if (result.status.is_ok() && !direct_io_) {
-    result.status = drop_after_buffered(direction, segments);
-    if (result.status.is_ok()) result.status = drop_after_buffered(direction, added.segments());
+    result.status = direction == IoDirection::kWrite
+                        ? end_buffered_write(segments, added.segments(), sync_failures_before)
+                        : end_buffered(direction, segments, added.segments());
   }
   if (!result.status.is_ok()) {
     result.status = Status(result.status.code(), "Spill file in " + shown_directory_ + ": " +
@@ -352,18 +368,45 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   return result;
 }
 
-Status DiskTier::drop_after_buffered(IoDirection direction,
-                                     std::span<const IoSegment> segments) const {
+// The kernel tells of a write that did not reach the disk once for the whole file, to the thread
+// that waits next, whoever wrote those bytes. So one thread waits at a time, and after a failure
+// nothing is trusted that was being written meanwhile.
+Status DiskTier::end_buffered_write(std::span<const IoSegment> segments,
+                                    std::span<const IoSegment> added, uint64_t failures_before) {
+  start_write_back(segments);
+  start_write_back(added);
+  MutexLock lock(sync_mutex_);
+  Status status = end_buffered(IoDirection::kWrite, segments, added);
+  if (!status.is_ok()) {
+    sync_failures_.fetch_add(1);
+  } else if (sync_failures_.load() != failures_before) {
+    status = Status(StatusCode::kIoError,
+                    "bytes could not be brought to the disk while another transfer waited, and "
+                    "those of this transfer may be among them");
+  }
+  return status;
+}
+
+// So that the disk has a queue; a failure shows in the wait.
+void DiskTier::start_write_back(std::span<const IoSegment> segments) const {
+  require_own_file();
+  for (const IoSegment& segment : segments) {
+    if (segment.bytes == 0) continue;
+    (void)sync_file_range(file_.get(), static_cast<off_t>(segment.offset),
+                          static_cast<off_t>(segment.bytes), SYNC_FILE_RANGE_WRITE);
+  }
+}
+
+Status DiskTier::end_buffered(IoDirection direction, std::span<const IoSegment> segments,
+                              std::span<const IoSegment> added) const {
+  TENCACHE_RETURN_IF_ERROR(end_buffered(direction, segments));
+  return end_buffered(direction, added);
+}
+
+// Waits until what was written is on the disk, and takes it out of the page cache.
+Status DiskTier::end_buffered(IoDirection direction, std::span<const IoSegment> segments) const {
   require_own_file();
   const int fd = file_.get();
-  if (direction == IoDirection::kWrite) {
-    // Starts all of them first, so that the disk has a queue; a failure shows in the wait below.
-    for (const IoSegment& segment : segments) {
-      if (segment.bytes == 0) continue;
-      (void)sync_file_range(fd, static_cast<off_t>(segment.offset),
-                            static_cast<off_t>(segment.bytes), SYNC_FILE_RANGE_WRITE);
-    }
-  }
   for (const IoSegment& segment : segments) {
     const auto offset = static_cast<off_t>(segment.offset);
     const auto bytes = static_cast<off_t>(segment.bytes);

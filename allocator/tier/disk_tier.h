@@ -21,8 +21,9 @@
 // waits; engine/plan/disk_patience.h does.
 //
 // Threads: every method may be called from any thread. mutex_ is held only for bookkeeping, never
-// across I/O; grow_mutex_ alone serialises growing the file. A transfer runs on the caller's thread
-// over a channel that is lent for it. In a forked child every transfer is refused.
+// across I/O; grow_mutex_ alone serialises growing the file, and sync_mutex_ the waits for buffered
+// writes to reach the disk. A transfer runs on the caller's thread over a channel that is lent for
+// it. In a forked child every transfer is refused.
 #pragma once
 
 #include <sys/types.h>
@@ -98,6 +99,9 @@ class DiskTier {
   /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
   /// system is exhausted; the message says which, the size of the request, and what would help.
   Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  /// As allocate(), for bytes that need not be on the disk yet: a refusal is no failure of the
+  /// disk.
+  Result<Slot> allocate_ahead(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Gives a slot back. A frozen slot waits until the children of its fork are gone.
   void release(const Slot& slot) TENCACHE_EXCLUDES(mutex_);
@@ -162,14 +166,21 @@ class DiskTier {
   Result<std::unique_ptr<IoChannel>> borrow_channel(bool with_buffers) TENCACHE_EXCLUDES(mutex_);
   void return_channel(std::unique_ptr<IoChannel> channel, bool with_buffers)
       TENCACHE_EXCLUDES(mutex_);
-  Status drop_after_buffered(IoDirection direction, std::span<const IoSegment> segments) const;
+  void start_write_back(std::span<const IoSegment> segments) const;
+  Status end_buffered(IoDirection direction, std::span<const IoSegment> segments) const;
+  Status end_buffered(IoDirection direction, std::span<const IoSegment> segments,
+                      std::span<const IoSegment> added) const;
+  Status end_buffered_write(std::span<const IoSegment> segments, std::span<const IoSegment> added,
+                            uint64_t failures_before) TENCACHE_EXCLUDES(sync_mutex_);
   Slot take_slot(uint64_t bytes) TENCACHE_REQUIRES(mutex_);
-  Result<Slot> grow_and_take(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+  Result<Slot> grow_and_take(uint64_t bytes, Status* failure)
+      TENCACHE_EXCLUDES(grow_mutex_, mutex_);
+  Result<Slot> take_or_grow(uint64_t bytes, Status* failure) TENCACHE_EXCLUDES(mutex_);
   Quota quota_of(uint64_t file_bytes) const;
   uint64_t free_bytes() const;
   void note_outcome(const Status& status) TENCACHE_EXCLUDES(mutex_);
   Status grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t enough_bytes,
-                   uint64_t& grown_bytes) TENCACHE_REQUIRES(grow_mutex_);
+                   uint64_t& grown_bytes, Status* failure) TENCACHE_REQUIRES(grow_mutex_);
   void give_back_beyond(uint64_t file_bytes) const TENCACHE_REQUIRES(grow_mutex_);
   uint64_t frozen_bytes() const TENCACHE_REQUIRES(mutex_);
   Status quota_exhausted(uint64_t bytes, const Quota& quota) const TENCACHE_REQUIRES(mutex_);
@@ -185,6 +196,8 @@ class DiskTier {
   bool direct_io_ = false;
   std::string channel_name_;
 
+  Mutex sync_mutex_ TENCACHE_ACQUIRED_BEFORE(mutex_);  // held while buffered writes reach the disk
+  std::atomic<uint64_t> sync_failures_{0};
   Mutex grow_mutex_ TENCACHE_ACQUIRED_BEFORE(mutex_);  // held across fallocate
   mutable Mutex mutex_;
   RangeAllocator ranges_ TENCACHE_GUARDED_BY(mutex_);  // in units of kIoAlignment

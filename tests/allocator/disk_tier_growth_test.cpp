@@ -76,6 +76,18 @@ TEST_F(DiskTierGrowthTest, WithoutAQuotaTheLimitFollowsTheDisk) {
   tier->release(slot);
 }
 
+// What need not be on the disk yet is refused without blame.
+TEST_F(DiskTierGrowthTest, ASlotAheadOfNeedThatIsRefusedIsNoFailure) {
+  DiskTierConfig config = config_in(directory_.path());
+  config.quota_bytes.reset();
+  config.free_bytes = [] { return uint64_t{0}; };
+  const std::unique_ptr<DiskTier> tier = open_tier(config);
+  EXPECT_EQ(tier->allocate_ahead(kMiB).status().code(), StatusCode::kNoSpace);
+  EXPECT_FALSE(tier->is_failing());
+  EXPECT_EQ(tier->allocate(kMiB).status().code(), StatusCode::kNoSpace);
+  EXPECT_TRUE(tier->is_failing());
+}
+
 TEST_F(DiskTierGrowthTest, WithoutAQuotaTheFileSystemIsAsked) {
   DiskTierConfig config = config_in(directory_.path());
   config.quota_bytes.reset();

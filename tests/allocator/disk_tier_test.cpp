@@ -224,6 +224,34 @@ TEST_F(DiskTierTest, AWritebackThatFailsIsAnError) {
   EXPECT_EQ(result, 0);
 }
 
+// The kernel tells one thread alone.
+TEST_F(DiskTierTest, AWritebackThatFailsIsAnErrorForAllWhoWroteMeanwhile) {
+  const int result = run_in_child([&] {
+    const auto plan = std::make_shared<FaultPlan>();
+    DiskTierConfig config = config_in(directory_.path());
+    config.direct_io = Choice::kOff;
+    config.channel_factory = faulty_channel_factory(plan);
+    const std::unique_ptr<DiskTier> tier = open_tier(config);
+    AlignedBuffer buffer(kMiB);
+    const Slot slot = take(*tier, buffer.bytes());
+    const Slot others = take(*tier, buffer.bytes());
+    bool is_denied = false;
+    plan->add({.count = 1, .kind = FaultKind::kCall, .call = [&] {
+                 std::thread([&] {
+                   is_denied = deny_syscall(SYS_sync_file_range, EIO);  // for this thread
+                   if (!is_denied) return;
+                   EXPECT_FALSE(tier->write(segment_of(buffer, others), nullptr).status.is_ok());
+                 }).join();
+               }});
+    const Status status = tier->write(segment_of(buffer, slot), nullptr).status;
+    if (!is_denied) _exit(kSkipped);
+    expect_message(status, StatusCode::kIoError, {directory_.path(), "those of this transfer"});
+    EXPECT_TRUE(tier->write(segment_of(buffer, slot), nullptr).status.is_ok());
+  });
+  if (result == kSkipped) GTEST_SKIP() << "no seccomp filters here";
+  EXPECT_EQ(result, 0);
+}
+
 TEST_F(DiskTierTest, SegmentsOutsideTheFileAbort) {
   // The process that dies opens the tier, because a process forked later may not use it.
   const auto write_outside = [this] {

@@ -15,7 +15,7 @@ constexpr std::chrono::nanoseconds kFirstPause = std::chrono::milliseconds(5);
 
 }  // namespace
 
-bool DiskPatience::goes_on_after(const EvictionResult& pass, bool is_demanded) {
+bool DiskPatience::goes_on_after(const EvictionResult& pass, bool had_victims, bool is_demanded) {
   has_just_given_up_ = false;
   if (disk_ == nullptr || !disk_->is_failing()) {
     if (begin_ns_) TENCACHE_LOG_INFO("the disk takes tensors again");
@@ -28,8 +28,9 @@ bool DiskPatience::goes_on_after(const EvictionResult& pass, bool is_demanded) {
     return false;
   }
   if (has_given_up_) return false;
-  // A pass that could try nothing is no reason to go over the budget: another thread may be trying
-  // the same extents.
+  if (is_below_host_ && !begin_ns_ && !had_victims) return false;
+  // Directly above the disk, a pass that could try nothing is no reason to go over the budget:
+  // another thread may be trying the same extents.
   const uint64_t now = config_.clock();
   if (!begin_ns_) {
     begin_ns_ = now;
@@ -56,7 +57,8 @@ std::chrono::nanoseconds DiskPatience::next_pause() {
   return pause;
 }
 
-// With GPUs the pass failed because host memory is full, and that is full because of the disk.
+// With GPUs a pass that failed did so because host memory is full, and that is full because of the
+// disk.
 Status DiskPatience::reason_of(const EvictionResult& pass) const {
   const bool is_disks_fault = has_just_given_up_ || (has_given_up_ && !pass.failure.is_ok());
   if (!is_disks_fault) return pass.failure;

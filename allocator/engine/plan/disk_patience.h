@@ -6,6 +6,9 @@
 // wait in vain nobody waits again before the disk has taken something: each thread gets one try,
 // and the error at once.
 //
+// Where host memory lies between, a pass that found nothing to evict begins no wait: the disk is
+// not to blame.
+//
 // Threads: the evictor's worker alone.
 #pragma once
 
@@ -29,12 +32,13 @@ struct DiskPatienceConfig {
 
 class DiskPatience {
  public:
-  /// `disk` may be null.
-  DiskPatience(const DiskTier* disk, const DiskPatienceConfig& config)
-      : disk_(disk), config_(config) {}
+  /// `disk` may be null. `is_below_host`: what leaves the device goes to host memory first.
+  DiskPatience(const DiskTier* disk, bool is_below_host, const DiskPatienceConfig& config)
+      : disk_(disk), is_below_host_(is_below_host), config_(config) {}
 
-  /// Records the result of a pass. Returns whether to retry one that freed nothing.
-  bool goes_on_after(const EvictionResult& pass, bool is_demanded);
+  /// Records the result of a pass, and whether there was anything that it could try to evict.
+  /// Returns whether to retry one that freed nothing.
+  bool goes_on_after(const EvictionResult& pass, bool had_victims, bool is_demanded);
   /// How long to pause before that.
   std::chrono::nanoseconds next_pause();
   /// Why a pass freed nothing, for the thread that gets the error.
@@ -42,6 +46,7 @@ class DiskPatience {
 
  private:
   const DiskTier* const disk_;
+  const bool is_below_host_;
   const DiskPatienceConfig config_;
   std::optional<uint64_t> begin_ns_;  // while threads wait for the disk
   bool has_given_up_ = false;

@@ -22,7 +22,10 @@ constexpr uint32_t kPassesInVainMax = 3;
 }  // namespace
 
 Evictor::Evictor(const Parts& parts, const DiskPatienceConfig& patience)
-    : parts_(parts), heap_(*parts.heap), mover_(parts.mover), patience_(parts.disk, patience) {}
+    : parts_(parts),
+      heap_(*parts.heap),
+      mover_(parts.mover),
+      patience_(parts.disk, parts.has_host, patience) {}
 
 Evictor::~Evictor() {
   {
@@ -155,7 +158,8 @@ void Evictor::work() {
     const bool has_lost_victims = passes_in_vain_ > 0 && passes_in_vain_ <= kPassesInVainMax;
     const bool is_proof = !was_anything_ahead && !is_anything_ahead() && !has_lost_victims;
     const bool is_fruitless = result && result->bytes == 0 && is_proof;
-    const bool goes_on = result && patience_.goes_on_after(*result, has_demand());
+    const bool had_victims = result && (passes_in_vain_ > 0 || !result->failure.is_ok());
+    const bool goes_on = result && patience_.goes_on_after(*result, had_victims, has_demand());
     {
       MutexLock lock(mutex_);
       if (is_fruitless && !goes_on) {

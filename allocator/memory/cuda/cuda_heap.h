@@ -188,8 +188,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   }
   Status mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks);
   using DropSpare = uint64_t (CudaHeap::*)(CudaExtent* extent);  // returns the bytes it dropped
-  uint64_t drop_spares(uint64_t bytes, DropSpare drop) TENCACHE_EXCLUDES(mutex_);
-  std::vector<CudaExtent*> next_with_copy(size_t* place) TENCACHE_EXCLUDES(mutex_);
+  uint64_t drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) TENCACHE_EXCLUDES(mutex_);
+  std::vector<CudaExtent*> next_with_copy(bool with_cold, size_t* place) TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_spare_copy(CudaExtent* extent);
   bool may_give_up_slot(const CudaExtent& extent) const;
   uint64_t drop_spare_slot(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);

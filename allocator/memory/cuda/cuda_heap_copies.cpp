@@ -36,19 +36,19 @@ void CudaHeap::release_spare_copy(CudaExtent* extent) {
 }
 
 uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
-  return drop_spares(bytes, &CudaHeap::drop_spare_copy);
+  return drop_spares(bytes, false, &CudaHeap::drop_spare_copy);
 }
 
 uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
-  return drop_spares(bytes, &CudaHeap::drop_spare_slot);
+  return drop_spares(bytes, true, &CudaHeap::drop_spare_slot);
 }
 
 // In the order in which the extents were made, as the planner presumes (learn/host_model.h).
-uint64_t CudaHeap::drop_spares(uint64_t bytes, DropSpare drop) {
+uint64_t CudaHeap::drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) {
   uint64_t dropped_bytes = 0;
   size_t place = 0;
   while (dropped_bytes < bytes) {
-    const std::vector<CudaExtent*> some = next_with_copy(&place);
+    const std::vector<CudaExtent*> some = next_with_copy(with_cold, &place);
     if (some.empty()) break;
     for (size_t index = 0; index < some.size() && dropped_bytes < bytes; ++index) {
       dropped_bytes += (this->*drop)(some[index]);
@@ -57,13 +57,15 @@ uint64_t CudaHeap::drop_spares(uint64_t bytes, DropSpare drop) {
   return dropped_bytes;
 }
 
-// A few extents that have a copy below, from the one at this place on. None when there are no more.
-std::vector<CudaExtent*> CudaHeap::next_with_copy(size_t* place) {
+// A few extents that have a copy below, from the one at this place on; cold ones only if
+// `with_cold`. None when there are no more.
+std::vector<CudaExtent*> CudaHeap::next_with_copy(bool with_cold, size_t* place) {
   std::vector<CudaExtent*> found;
   MutexLock lock(mutex_);
   for (; *place < pool_.all().size() && found.size() < kFoundAtOnce; ++*place) {
     CudaExtent& extent = pool_.all()[*place];
-    if (extent.has_copy_below.load(std::memory_order_relaxed)) found.push_back(&extent);
+    if (!extent.has_copy_below.load(std::memory_order_relaxed)) continue;
+    if (with_cold || extent.state() == ExtentState::kResident) found.push_back(&extent);
   }
   return found;
 }

@@ -53,6 +53,33 @@ TEST_F(HostAheadTest, NeededLastIsCopiedAhead) {
   EXPECT_EQ(engine_->check_books(), "");
 }
 
+// Copies for which the disk has no room do not take the place of earlier ones.
+TEST_F(HostAheadTest, CopiesAheadEndWhereTheDiskIsFull) {
+  start([](CudaEngineConfig& config) {
+    config.host_headroom = 0.25;
+    config.disk->quota_bytes = 2 * kBytes;
+  });
+  allocate(3);
+  evict(3);
+  std::atomic<uint64_t> looks{0};
+  const auto needed = [this, &looks] {
+    std::unordered_map<const Extent*, uint64_t> uses;
+    for (uint64_t index = 0; index < tensors_.size(); ++index) uses[extent(index)] = index;
+    looks.fetch_add(1);
+    return uses;
+  };
+  follow(needed, 3 * kBytes);
+  ASSERT_TRUE(eventually([&] { return written_bytes() >= 2 * kBytes; }));
+  for (int round = 0; round < 5; ++round) {
+    const uint64_t before = looks;
+    follow(needed, 3 * kBytes);
+    ASSERT_TRUE(eventually([&] { return looks > before; }));
+  }
+  follow(nullptr);
+  EXPECT_EQ(written_bytes(), 2 * kBytes);
+  check_all();
+}
+
 TEST_F(HostAheadTest, FailedCopyAheadCostsNothing) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
   allocate(3);

@@ -156,6 +156,28 @@ TEST_F(HostSpillTest, WithoutAHashNothingIsSpared) {
   }
 }
 
+// The same without a disk: what is on its way back leaves a copy that an eviction can have.
+TEST(HostMemoryAloneTest, AnEvictionWaitsForTheCopyOfWhatComesBack) {
+  constexpr uint64_t kBytes = 4 * kMiB;
+  TestCudaEngine engine([](CudaEngineConfig& config) { config.host->budget_bytes = 2 * kBytes; },
+                        {.to_device_bytes_per_s = 50 * kMiB});
+  const CUstream stream = engine.make_stream();
+  std::vector<char*> tensors;
+  for (uint64_t index = 0; index < 3; ++index) {
+    tensors.push_back(engine.allocate(kBytes, stream));
+    engine.write(stream, tensors.back(), kBytes, index);
+  }
+  for (const uint64_t index : {0, 1}) ASSERT_TRUE(engine.evict(tensors[index])) << index;
+  EXPECT_EQ(engine.prefetch({tensors[0]}), 1u);
+  EXPECT_TRUE(engine.evict(tensors[2]));
+  for (uint64_t index = 0; index < 3; ++index) {
+    engine.check(stream, tensors[index], kBytes, index);
+    engine.wait_until_idle();
+  }
+  EXPECT_EQ(engine.differences(), 0u);
+  for (char* address : tensors) engine.free(address);
+}
+
 // ---- A disk that is full, fails, or lies ---------------------------------------------------
 
 TEST_F(HostSpillTest, FullDiskLeavesTheRestOnTheGpu) {
@@ -217,6 +239,80 @@ TEST_F(HostSpillTest, OpReadsTheDiskInParts) {
   EXPECT_EQ(engine_->check_books(), "");
   check_all();
   EXPECT_EQ(engine_->differences(), 0u);
+}
+
+// Those that find no room until others have come back do not look for it one after another.
+TEST_F(HostSpillTest, OneThatFindsNoRoomTellsForTheOthersOfItsOp) {
+  start();
+  allocate(12);
+  evict(12);
+  std::atomic<uint64_t> looks{0};
+  follow([&] {
+    looks.fetch_add(1);
+    return std::unordered_map<const Extent*, uint64_t>{};
+  });
+  std::vector<KernelUse> uses;
+  for (uint64_t index = 0; index < 8; ++index) {
+    ASSERT_TRUE(is_on_disk_alone(index)) << index;
+    uses.push_back({tensors_[index], kBytes, index, false});
+  }
+  engine_->op(stream_, uses);
+  settle();
+  EXPECT_LE(looks, uses.size());
+  follow(nullptr);
+  check_all();
+}
+
+// An allocation that nothing on the GPU could make room for is not held up by a disk that failed.
+TEST_F(HostSpillTest, ADiskThatHasFailedKeepsNobodyWaitingWhereNothingMayLeave) {
+  std::atomic<uint64_t> looks{0};
+  static std::atomic<uint64_t>* counted = nullptr;
+  counted = &looks;
+  start([](CudaEngineConfig& config) {
+    config.budget_bytes = 8 * kBytes;
+    config.disk_patience = {.wait_ns = 1, .clock = [] { return counted->fetch_add(1); }};
+  });
+  allocate(5);
+  evict(4);
+  faults_->add({.direction = IoDirection::kWrite, .count = 3, .error_number = EIO});
+  EXPECT_FALSE(engine_->evict(tensors_[4]));
+  ASSERT_TRUE(engine_->device().disk()->is_failing());
+  faults_->clear();
+  engine_->free(tensors_.back());
+  tensors_.pop_back();
+  // What no op has named may not leave.
+  std::vector<void*> unnamed;
+  for (int index = 0; index < 10; ++index) {
+    const Result<void*> address = (*engine_)->allocate(kBytes, stream_);
+    ASSERT_TRUE(address.is_ok()) << address.status().message();
+    unnamed.push_back(address.value());
+  }
+  EXPECT_EQ(looks, 0u);
+  for (void* address : unnamed) (*engine_)->free(address);
+  check_all();
+  stop();  // before the clock goes
+  tensors_.clear();
+}
+
+// The plan counts with the speed of the disk; what failed says nothing about it.
+TEST_F(HostSpillTest, AWriteThatFailsLeavesTheDisksSpeedAsItWas) {
+  start();
+  allocate(10);
+  evict(9);
+  const auto speed = [&] {
+    Machine machine;
+    (*engine_)->mover()->describe_below(&machine);
+    return machine.disk_write_bytes_per_s;
+  };
+  const double before = speed();
+  faults_->add({.direction = IoDirection::kWrite,
+                .first = faults_->pieces(IoDirection::kWrite) + 1,
+                .count = 3,
+                .error_number = EIO});
+  EXPECT_FALSE(engine_->evict(tensors_[9]));
+  EXPECT_GT(faults_->injected(), 0u);
+  EXPECT_EQ(speed(), before);
+  check_all();
 }
 
 TEST_F(HostSpillTest, FailedWritesCostNothing) {

@@ -31,8 +31,10 @@ TransferResult write_measured(DiskTier& disk, std::span<const IoSegment> segment
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
   TransferResult transfer = disk.write(segments, observer);
-  ledger.write_speed.add(transfer.bytes, now_ns() - begin_ns);
-  ledger.write_work.add(transfer.bytes, thread_work_ns() - begin_work_ns);
+  if (transfer.status.is_ok()) {  // what fails may have taken any time
+    ledger.write_speed.add(transfer.bytes, now_ns() - begin_ns);
+    ledger.write_work.add(transfer.bytes, thread_work_ns() - begin_work_ns);
+  }
   add(ledger.stats.disk_written_bytes, transfer.bytes);
   return transfer;
 }

@@ -154,18 +154,21 @@ bool HostAhead::read_back(const std::vector<Reading>& readings) {
 }
 
 // One batch at a time, so that the worker sees in between whether room or bytes are wanted. Where
-// nothing came of it, the next block that is taken starts the next try.
+// nothing came of it, the next block that is taken starts the next try. Where the disk is full, no
+// block does.
 void HostAhead::copy() {
-  const uint64_t wanted_bytes = spill_.copy_ahead_bytes();
-  copy_bytes_.store(wanted_bytes, std::memory_order_relaxed);
+  const uint64_t planned_bytes = spill_.copy_ahead_bytes();
   const uint64_t there_bytes = spill_.disk().used_bytes();
-  if (there_bytes >= wanted_bytes) return;
-  {
+  uint64_t wanted_bytes = planned_bytes;
+  bool has_room = true;
+  if (there_bytes < planned_bytes) {
+    wanted_bytes = std::min(planned_bytes, spill_.disk().quota_bytes());
     const MigrationPermit permit(fork_latch_);
     const HostSpill::OtherClaim claim(spill_);
-    spill_.copy(wanted_bytes - there_bytes);
+    has_room = there_bytes < wanted_bytes && spill_.copy(wanted_bytes - there_bytes);
   }
-  if (spill_.disk().used_bytes() > there_bytes) nudge();
+  copy_bytes_.store(has_room ? wanted_bytes : 0, std::memory_order_relaxed);
+  if (has_room && spill_.disk().used_bytes() > there_bytes) nudge();
 }
 
 }  // namespace tencache

@@ -13,7 +13,8 @@
 // Note [Copying ahead]. Evictions come in bursts, and a disk that idles before one is what the
 // burst waits for. So a plan may say how much is to lie on disk ahead of need. After reading ahead
 // the thread writes the extents that are needed last to slots, a batch at a time, and leaves them
-// their blocks. Demoting them later only gives the blocks back.
+// their blocks. Demoting them later only gives the blocks back. It copies no more than the disk has
+// room for beside what lies there.
 //
 // Threads: one worker; any thread calls the rest. mutex_ only guards that the worker is nudged.
 #pragma once
@@ -95,7 +96,8 @@ class HostAhead {
   ForkLatch& fork_latch_;
   uint64_t headroom_bytes_ = 0;             // constant after start()
   std::atomic<uint64_t> fetched_bytes_{0};  // since the worker last read ahead
-  std::atomic<uint64_t> copy_bytes_{0};     // as the plan says (HostSpill::copy_ahead_bytes)
+  // As the plan says (HostSpill::copy_ahead_bytes), as far as the disk has room.
+  std::atomic<uint64_t> copy_bytes_{0};
 
   Mutex mutex_;
   CondVar changed_;

@@ -24,14 +24,14 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
   // A block that can never fit must not drive everything else out.
   while (!block.is_ok() && host_.may_hold(bytes)) {
     const HostSpill::Outcome room = make_room(bytes);
-    if (room.freed_bytes > 0) {
-      block = host_.allocate(bytes);
-      continue;
+    // Even if no block was given back here, what has come back may have left one.
+    block = host_.allocate(bytes);
+    if (block.is_ok() || room.freed_bytes > 0) continue;
+    if (room.was_called_off) {
+      // Nothing is full and nothing failed: another moment is a better one.
+      block = Status(StatusCode::kUnavailable,
+                     "What would make room in host memory is wanted, or on its way back.");
     }
-    if (!room.was_called_off) break;
-    // Nothing is full and nothing failed: another moment is a better one.
-    block = Status(StatusCode::kUnavailable,
-                   "What would make room in host memory is wanted, or on its way back.");
     break;
   }
   if (ahead_ != nullptr) ahead_->on_use();
@@ -40,9 +40,11 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
 
 HostSpill::Outcome HostBlocks::make_room(uint64_t bytes) {
   const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
-  if (dropped_bytes > 0 || spill_ == nullptr) return {dropped_bytes, false};
-  const HostSpill::Outcome outcome = spill_->demote(bytes);
-  if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
+  if (dropped_bytes > 0) return {dropped_bytes, false};
+  if (spill_ != nullptr) {
+    const HostSpill::Outcome outcome = spill_->demote(bytes);
+    if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
+  }
   flights_.settle(true);  // what is on its way back leaves a copy that can be spared
   const uint64_t spared_bytes = heap_.drop_spare_copies(bytes);
   // A fetch that is about to begin holds its block already, is in no flight yet, and will leave
@@ -92,6 +94,10 @@ std::vector<CudaExtent*> HostBlocks::take_blocks(std::vector<CudaExtent*>& exten
       // Only the first of those that an op brings together may go beyond the budget: when these
       // have come back, their blocks serve the others.
       const bool may_wait = later != nullptr && !with_block.empty();
+      if (may_wait && !later->empty()) {  // one has found no room, so the others do not look
+        later->push_back(extent);
+        continue;
+      }
       const Result<HostBlock> block =
           is_ahead || may_wait ? take(extent->bytes) : take_for_op(extent->bytes);
       if (!block.is_ok()) {

@@ -202,7 +202,8 @@ HostSpill::Outcome HostSpill::write(const std::vector<Demotion>& demotions, bool
   Writer writer(demotions);
   const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
-  write_speed_.add(transfer.bytes, now_ns() - begin_ns);
+  // What fails may have taken any time, which says nothing about the speed.
+  if (transfer.status.is_ok()) write_speed_.add(transfer.bytes, now_ns() - begin_ns);
   add(ledger_.stats.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) warn(transfer.status);
   const size_t done = transfer.status.is_ok() ? writer.complete_count() : 0;
@@ -257,7 +258,7 @@ SlotReadResult HostSpill::read_slots(std::span<const SlotRead> reads,
         on_read(index);
       },
       ledger_.stats);
-  read_speed_.add(bytes, now_ns() - begin_ns);
+  if (result.status.is_ok()) read_speed_.add(bytes, now_ns() - begin_ns);
   return result;
 }
 
@@ -268,10 +269,20 @@ uint64_t HostSpill::copy_ahead_bytes() {
   return next_uses_ == nullptr ? 0 : next_uses_->copy_ahead_bytes();
 }
 
-void HostSpill::copy(uint64_t bytes) {
+bool HostSpill::copy(uint64_t bytes) {
   std::vector<Demotion> copies = claim_needed_last(std::min(bytes, batch_bytes(write_speed_)));
-  take_slots(copies);
+  bool has_room = true;
+  std::erase_if(copies, [&](Demotion& copy) {
+    if (has_room) {
+      const Result<Slot> slot = disk_.allocate_ahead(copy.extent->bytes);
+      has_room = slot.is_ok();
+      if (has_room) copy.slot = slot.value();
+    }
+    if (!has_room) give_up(copy);
+    return !has_room;
+  });
   if (!copies.empty()) write(copies, true);
+  return has_room;
 }
 
 // Claims extents in host memory that have no slot, those needed last first.

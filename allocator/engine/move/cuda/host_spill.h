@@ -82,8 +82,9 @@ class HostSpill {
   /// How much of what is cold is to lie on disk, too; 0 without a plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
   /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
-  /// leaves them their blocks. REQUIRES: as demote(), and an OtherClaim.
-  void copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
+  /// leaves them their blocks. False where the disk has no room for all of it: no slot is given up
+  /// for a copy that may wait. REQUIRES: as demote(), and an OtherClaim.
+  bool copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
   /// What is worth reading at once.
   uint64_t read_batch_bytes() const;
 
