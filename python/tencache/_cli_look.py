@@ -9,6 +9,8 @@ look at.
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +75,13 @@ def report(run: Path, output: Path | None, trace: Path | None, period: Path | No
         page = _page.render(_sources(run, stats, trace, period))
     # The names of files need not be UTF-8.
     write_output(output, page.encode(errors="backslashreplace"))
-    click.echo(f"wrote {output}")
+    say_written(output)
+
+
+def say_written(output: Path, what_next: str = "") -> None:
+    """On stdout, unless that is the output."""
+    if str(output) not in ("/dev/stdout", "/dev/fd/1"):
+        click.echo(f"wrote {output}{what_next}")
 
 
 def read_stats(path: Path) -> dict[str, Any]:
@@ -92,9 +100,15 @@ def read_stats(path: Path) -> dict[str, Any]:
 
 
 def _file_of(stats: Mapping[str, Any], name: str) -> Path | None:
-    """The run's other file of that name, if it is still there."""
+    """The run's other file of that name, if it is still there and this user may read it."""
     text = stats.get("files", {}).get(name)
-    return Path(text) if text and Path(text).is_file() else None
+    # Path.is_file() raises where a folder may not be searched.
+    if not text or not os.path.isfile(text):
+        return None
+    if not os.access(text, os.R_OK):
+        say(f"warning: {text} may not be read by this user, so the page goes without it.")
+        return None
+    return Path(text)
 
 
 def _sources(
@@ -145,11 +159,19 @@ def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast | None:
 # ---- top ---------------------------------------------------------------------------------------
 
 
+def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
+    """Refuses nan, which a range lets through."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number of seconds.")
+    return value
+
+
 @click.command("top")
 @click.argument("pid", type=click.IntRange(min=1), required=False)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.2),
+    type=click.FloatRange(min=0.2, max=86400),
+    callback=_finite,
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -206,5 +228,4 @@ def export(file: Path, perfetto: bool, output: Path | None) -> None:
     check_output(output, "--output", file)
     story = _story.tell(file)
     write_output(output, _perfetto.to_json(story))
-    if str(output) not in ("/dev/stdout", "/dev/fd/1"):
-        click.echo(f"wrote {output}: open it at https://ui.perfetto.dev (it stays on this machine)")
+    say_written(output, ": open it at https://ui.perfetto.dev (it stays on this machine)")

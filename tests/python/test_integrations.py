@@ -11,12 +11,13 @@ import csv
 import json
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import run_command
+from conftest import Finished, run_command
 
 # What a framework starts and shows does not depend on torch's version.
 pytestmark = pytest.mark.any_torch
@@ -111,6 +112,53 @@ def test_lightning_shows_figures_in_its_logger(tmp_path: Path) -> None:
         assert float(row["tencache_fetched_bytes"]) > 0
         assert 0 <= float(row["tencache_early_share"]) <= 1
         assert float(row["tencache_peak_device_bytes"]) <= BUDGET_BYTES
+
+
+# Two optimizers make a step for each batch, as in adversarial training.
+MANUAL = """
+    import csv, pathlib
+    import lightning, torch, tencache
+    from lightning.pytorch.loggers import CSVLogger
+    from tencache.integrations.lightning import TencacheCallback
+
+    class Two(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def training_step(self, batch, _):
+            loss = self.second(self.first(batch)).square().mean()
+            for optimizer in self.optimizers():
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():
+                optimizer.step()
+            self.log("loss", loss)
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(part.parameters()) for part in (self.first, self.second)]
+
+    trainer = lightning.Trainer(
+        max_epochs=1, log_every_n_steps=3, logger=CSVLogger("logs"), callbacks=[TencacheCallback()],
+        accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False,
+    )
+    trainer.fit(Two(), torch.utils.data.DataLoader(torch.randn(10, 4)))
+    (path,) = pathlib.Path("logs").rglob("metrics.csv")
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for name in ("loss", "tencache_stall_s"):
+        print([row["step"] for row in rows if row[name]])
+"""
+
+
+def test_lightning_counts_batches_where_several_optimizers_make_a_step(
+    run_python: Callable[..., Finished],
+) -> None:
+    pytest.importorskip("lightning")
+    env = {"TENCACHE": "1", "TENCACHE_BACKEND": "cpu", "TENCACHE_QUIET": "on"}
+    losses, figures = run_python(MANUAL, env=env).stdout.splitlines()[-2:]
+    assert figures == losses == "['2', '5', '8']"
 
 
 LAUNCHERS = {

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import textwrap
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
 
@@ -189,6 +193,38 @@ def test_report_leaves_out_what_another_run_wrote(finished_run, tmp_path):
     done = run_tencache(tmp_path, "report", "run.json")
     assert "another run" not in done.stderr
     assert "is not known" not in (tmp_path / "run.html").read_text()
+
+
+@pytest.mark.any_torch
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_report_goes_without_what_the_user_may_not_read():
+    """A colleague's trace, in a home that nobody else may search, or written under a umask."""
+    code = """
+        import os, sys
+        from tencache import _cli_look
+        os.setuid(65534)
+        stats = {"files": {"trace": sys.argv[1], "record": sys.argv[2]}}
+        print([_cli_look._file_of(stats, name) for name in ("trace", "record")])
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        home = folder / "home"
+        home.mkdir(mode=0o700)
+        folder.chmod(0o755)
+        files = [home / "run.trace", folder / "run.period"]
+        for path in files:
+            path.touch(mode=0o600)
+        command = [sys.executable, "-c", textwrap.dedent(code), *map(str, files)]
+        done = run_command(command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[None, None]"
+    assert f"{files[1]} may not be read by this user" in done.stderr
+
+
+@pytest.mark.any_torch
+def test_a_page_on_stdout_stands_alone(finished_run, tmp_path):
+    done = run_tencache(tmp_path, "report", str(finished_run / "run.json"), "-o", "/dev/stdout")
+    assert done.stdout.rstrip().endswith("</html>")
 
 
 @pytest.mark.any_torch

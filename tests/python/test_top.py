@@ -158,6 +158,14 @@ def process_of(pid, engine, *, age_s=1.0, user="ann", program="train.py"):
     )
 
 
+@pytest.mark.parametrize("interval", ["nan", "inf", "1e300", "0"])
+def test_an_interval_that_is_none_is_refused(tmp_path, interval):
+    command = [sys.executable, "-m", "tencache", "top", "--interval", interval]
+    done = run_command(command, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--interval" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_rates_are_those_between_two_looks():
     before = (10.0, engine_of(fetched=100, evicted=50, stall_ns=10**9, early_fetches=1))
     now = (

@@ -26,25 +26,24 @@ class TencacheCallback(Callback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._figures = StepFigures()
-        self._last_step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Starts counting."""
         self._figures.begin()
-        self._last_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs what happened since the last time."""
-        every, step = trainer.log_every_n_steps, trainer.global_step
+        loop, every = trainer.fit_loop.epoch_loop, trainer.log_every_n_steps
         # Where gradients are accumulated, several batches end at one step.
-        if step == self._last_step:
+        if loop._should_accumulate():
             return
-        self._last_step = step
-        if every == 0 or step % every != 0:
+        # Lightning logs what the program gives it under this number of such batches, counted from
+        # 0, however many optimizers have made a step.
+        number = loop._batches_that_stepped
+        if every == 0 or (number + 1) % every != 0:
             return
         figures = self._figures.take()
         for logger in trainer.loggers if figures else []:
-            # Lightning counts from 0 where it logs what the program gives it for this step.
-            logger.log_metrics(figures, step=step - 1)
+            logger.log_metrics(figures, step=number)
