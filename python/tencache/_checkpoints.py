@@ -20,7 +20,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tencache._inductor import when_imported
+from tencache._import_hooks import when_imported
 
 # A function of safetensors that collects what is written, by age: the newest makes a list that
 # lives as long as the writing takes; the one before reads the bytes of a tensor.
@@ -83,7 +83,8 @@ def patch_safetensors(module: Any, core: Announcer) -> None:
         # The list of the buffers drops it when all is written.
         reading = Reading(core)
         keep_alive.append(reading)
-        reading.begin(list(addresses(tensors.values())))
+        # Leave it to safetensors to refuse anything but a dict.
+        reading.begin(list(addresses(tensors.values() if isinstance(tensors, dict) else ())))
         return collect(tensors, keep_alive, *more, **named)
 
     setattr(module, _COLLECTOR, collect_announced)

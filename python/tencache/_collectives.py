@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tencache._inductor import when_imported
+from tencache._import_hooks import when_imported
 
 _TARGET = "torch.distributed.distributed_c10d"
 

@@ -7,8 +7,8 @@ it. In Python each kernel is one callable that takes the tensors as arguments.
 returns it once it is compiled. We wrap both, so that each call first opens the gate for its
 arguments.
 
-`torch._inductor` is large and most programs never import it, so nothing here imports it: a finder
-on sys.meta_path waits for `torch._inductor.async_compile` and patches it right after its import.
+`torch._inductor` is large and most programs never import it, so nothing here imports it:
+`torch._inductor.async_compile` is patched right after its import (_import_hooks.py).
 Until the runtime arms, a wrapped kernel costs the reading of one flag (0.2 us a call). Afterwards
 it costs one open and one close (3 us with four tensors). Arguments that a kernel takes as const
 count as read, so eviction need not write them anew.
@@ -21,13 +21,11 @@ kernel; the gate is per thread.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Protocol
+
+from tencache._import_hooks import when_imported
 
 # Modes of accesses, as in tencache.h.
 READ = 1
@@ -117,15 +115,6 @@ def install(core: Armed, gate: Gate) -> None:
     when_imported(_TARGET, "AsyncCompile", lambda module: patch(module, core, gate))
 
 
-def when_imported(name: str, attribute: str, callback: Callable[[ModuleType], None]) -> None:
-    """Calls back with the module once it has that attribute: now, or after its import."""
-    module = sys.modules.get(name)
-    if module is not None and hasattr(module, attribute):
-        callback(module)
-    else:
-        sys.meta_path.insert(0, _ImportWatcher(name, callback))
-
-
 def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
     """Wraps AsyncCompile.cpp_pybinding and .wait of the given module."""
     async_compile = module.AsyncCompile
@@ -151,45 +140,3 @@ def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
 
     async_compile.cpp_pybinding = cpp_pybinding
     async_compile.wait = wait_and_name
-
-
-class _ImportWatcher(MetaPathFinder):
-    """Calls back once, right after the target module was executed; leaves sys.meta_path before."""
-
-    def __init__(self, target: str, callback: Callable[[ModuleType], None]) -> None:
-        self._target = target
-        self._callback = callback
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Any = None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        if fullname != self._target or self not in sys.meta_path:
-            return None
-        # Remove this finder first, so that the search below asks all others.
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallingLoader(spec.loader, self._callback)
-        return spec
-
-
-class _CallingLoader(Loader):
-    """The module's own loader, with a callback after it has executed the module."""
-
-    def __init__(self, loader: Loader, callback: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._callback = callback
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        # Later readers (inspect, pickle, reload) must find the loader they know.
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._callback(module)

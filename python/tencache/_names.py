@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from tencache._inductor import when_imported
+from tencache._import_hooks import when_imported
 from tencache._messages import shortened
 
 _OPTIMIZERS = "torch.optim.optimizer"

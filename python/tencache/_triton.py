@@ -21,7 +21,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from tencache._inductor import READ, WRITE, Armed, Gate, when_imported
+from tencache._import_hooks import when_imported
+from tencache._inductor import READ, WRITE, Armed, Gate
 
 # The two classes. Inductor launches its kernels itself, without Triton's class.
 LAUNCHERS = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from tencache._inductor import when_imported
+from tencache._import_hooks import when_imported
 
 MODULE, FUNCTION = "transformers.modeling_utils", "caching_allocator_warmup"
 

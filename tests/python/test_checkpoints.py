@@ -10,6 +10,7 @@ many seeded flips; TENCACHE_TEST_FLIPS makes the run longer, TENCACHE_TEST_SEED 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import Finished
 
 from tencache import _checkpoints
 
@@ -289,6 +291,36 @@ def test_safetensors_collects_while_its_buffers_live() -> None:
     assert core.calls == [(1, 2)]
     alive.clear()
     assert core.calls == [(1, 2), ("end", 1)]
+
+
+SAFETENSORS_FIRST = """
+    import json
+    from safetensors.torch import load, save
+    import torch, tencache
+    tensors = {str(index): torch.full((1 << 20,), float(index)) for index in range(24)}
+    for tensor in tensors.values():
+        tensor.add_(1)
+    oldest = {name: tensors[name] for name in ("0", "1")}
+    found = load(save(oldest))
+    assert all(torch.equal(found[name], tensor) for name, tensor in oldest.items())
+    print(json.dumps(tencache.stats()))
+"""
+
+
+def test_safetensors_may_be_what_imports_torch(run_python: Callable[..., Finished]) -> None:
+    pytest.importorskip("safetensors")
+    env = {"TENCACHE": "1", "TENCACHE_BACKEND": "cpu", "TENCACHE_DEVICE_MEMORY": "32MiB"}
+    stats = json.loads(run_python(SAFETENSORS_FIRST, env=env).stdout.splitlines()[-1])
+    assert stats["bytes"]["fetched"] > 0, "they were cold"
+    assert stats["unannounced"]["reads"] == 0
+
+
+def test_what_is_no_dictionary_is_for_safetensors_to_refuse() -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    module = types.SimpleNamespace(_flatten_as_ptr=safetensors._flatten_as_ptr)
+    _checkpoints.patch_safetensors(module, FakeCore())
+    with pytest.raises(ValueError, match="dict"):
+        module._flatten_as_ptr([FakeTensor(1)], [])
 
 
 def test_older_safetensors_reads_one_tensor_after_the_other() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import textwrap
@@ -108,25 +107,6 @@ def test_kernels_are_wrapped_and_named(how):
     compiler.wait(scope)
     assert scope["cpp_fused_add_0"](FakeTensor(5)) == "source"
     assert gate.calls == [(b"inductor::cpp_fused_add_0", [5], [3]), "close"]
-
-
-def test_watcher_calls_once_after_the_import_and_leaves(tmp_path, monkeypatch):
-    (tmp_path / "watched_module.py").write_text("value = 1\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen = []
-    watcher = _inductor._ImportWatcher("watched_module", lambda module: seen.append(module.value))
-    sys.meta_path.insert(0, watcher)
-    try:
-        importlib.import_module("json")
-        assert watcher in sys.meta_path
-        module = importlib.import_module("watched_module")
-        assert seen == [1]
-        assert watcher not in sys.meta_path
-        assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
-        importlib.reload(module)
-        assert seen == [1]
-    finally:
-        sys.modules.pop("watched_module", None)
 
 
 # Trains with Inductor kernels forward and backward, and needs more than the budget it gets below.
