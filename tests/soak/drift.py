@@ -18,7 +18,7 @@ from rounds import FAILED, Outcome, Size, Soak, failure, judge
 from zygote import Done, Job
 
 # The emulated GPU is slower.
-STEPS, STEPS_LONG = {"cpu": 80, "cuda": 24}, {"cpu": 3_000, "cuda": 500}
+STEPS, STEPS_LONG = {"cpu": 80, "cuda": 24}, {"cpu": 10_000, "cuda": 500}
 SAMPLES = 24
 TIMEOUT_S = 3600
 # Half of what the program takes at once.
@@ -42,7 +42,7 @@ FILE_LIMIT = (2.0, FILE_STEP_BYTES)
 class Drift(Soak):
     name = "drift"
     about = "steps of changing sizes: memory, mappings, descriptors and the spill file stay"
-    cpu = Size(1, 4)
+    cpu = Size(1, 1)
     cuda = Size(1, 2)
 
     def __enter__(self) -> Drift:
