@@ -110,7 +110,7 @@ class Zygote:
         """What stock prints for the program: its digest."""
         key = json.dumps([job.program, dict(job.arguments)])
         if key not in self._digests:
-            done = self.run(Job(job.program, job.arguments))
+            done = self.run(Job(job.program, job.arguments, timeout_s=job.timeout_s))
             digests = done.lines("DIGEST")
             if done.status != 0 or len(digests) != 1:
                 raise RuntimeError(f"{job.program} fails on stock PyTorch:\n{done.output}")
