@@ -63,7 +63,7 @@ void Heap::exceed(uint64_t bytes, const Status& reason) {
 void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason) {
   is_in_debt_.store(true, std::memory_order_relaxed);
   if (warned_debt_.exchange(true)) return;
-  warned_over_budget_.store(true);  // with another cause
+  warned_excess_bytes_.store(~uint64_t{0});  // with another cause
   const std::string op = room_maker_->current_op();
   TENCACHE_LOG_WARNING(
       "%s needs %s back in memory, nothing can leave for it, and the budget of %s is exceeded by "
@@ -180,11 +180,21 @@ bool Heap::let_unnamed_leave(uint64_t bytes) {
          count_oldest_as_seen(extents(), bytes, headroom_of(budget_.limit())) > 0;
 }
 
+// The first op that needs more is seldom the largest, so the warning comes again as the excess
+// doubles.
+bool Heap::is_worth_a_warning(uint64_t excess_bytes) {
+  uint64_t warned = warned_excess_bytes_.load(std::memory_order_relaxed);
+  while (excess_bytes / 2 >= warned) {
+    if (warned_excess_bytes_.compare_exchange_weak(warned, excess_bytes)) return true;
+  }
+  return false;
+}
+
 void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act) {
   if (excess_bytes == 0) return;
   add(stats_.over_budget_events, 1);
   raise_to(stats_.over_budget_peak_bytes, excess_bytes);
-  if (warned_over_budget_.exchange(true)) return;
+  if (!is_worth_a_warning(excess_bytes)) return;
   const std::string op = room_maker_->current_op();
   const StuckBytes stuck = add_up_stuck(extents(), small_bytes(), unannounced_bytes());
   TENCACHE_LOG_WARNING(

@@ -262,6 +262,7 @@ class Heap {
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);
   bool await_room(const WantedRoom& wanted, Status* reason);
   bool take_cached_of(const WantedRoom& wanted);
+  bool is_worth_a_warning(uint64_t excess_bytes);
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
   Status beyond_device(const WantedRoom& wanted) const;
 
@@ -272,7 +273,7 @@ class Heap {
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> is_bounded_{false};
   std::atomic<bool> is_in_debt_{false};
-  std::atomic<bool> warned_over_budget_{false};
+  std::atomic<uint64_t> warned_excess_bytes_{0};  // the most that a warning has named
   std::atomic<bool> warned_debt_{false};
 };
 
