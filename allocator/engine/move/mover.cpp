@@ -1,31 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/move/mover.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace tencache {
 
 void Mover::evict_requested(EvictionSource& source) {
   for (;;) {
-    const std::vector<MoveRequest> requests = source.take(0);
+    std::vector<MoveRequest> requests = source.take(0);
     if (requests.empty()) return;
-    evict_in_parts(requests, &source);
+    evict_in_parts(std::move(requests), &source);
   }
 }
 
-void Mover::evict_in_parts(std::span<const MoveRequest> requests, EvictionSource* source) {
+// What needs no write makes room at once, so it goes first. The room of a part appears when all of
+// it has left, so neither what needs a write nor anything large shares one with those before it.
+void Mover::evict_in_parts(std::vector<MoveRequest> requests, EvictionSource* source) {
+  const auto first_to_write = std::stable_partition(
+      requests.begin(), requests.end(),
+      [](const MoveRequest& request) { return request.extent->is_presumed_clean(); });
   std::vector<Extent*> part;
   uint64_t part_bytes = 0;
-  for (const MoveRequest& request : requests) {
-    if (request.is_current() && !request.is_outdated()) {
-      part.push_back(request.extent);
-      part_bytes += request.bytes;
-    }
-    if (part_bytes < bytes_at_once() && &request != &requests.back()) continue;
+  const auto evict_part = [&] {
+    if (part.empty()) return;
     source->on_evicted(evict(part));
     part.clear();
     part_bytes = 0;
+  };
+  for (auto request = requests.begin(); request != requests.end(); ++request) {
+    if (request == first_to_write || part_bytes + request->bytes > bytes_at_once()) evict_part();
+    // Looked at after the write of the part before it: it may have been requested back meanwhile.
+    if (!request->is_current() || request->is_outdated()) continue;
+    part.push_back(request->extent);
+    part_bytes += request->bytes;
   }
+  evict_part();
 }
 
 }  // namespace tencache

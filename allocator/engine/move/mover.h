@@ -44,7 +44,8 @@ class Mover {
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
   /// Evicts what the source requests and is still to leave when its turn comes, until the source
   /// has nothing more. An eviction waits only for the work that was queued when its request was
-  /// made. Room appears in parts of about bytes_at_once(); each is told on the calling thread.
+  /// made. Room appears in parts of at most bytes_at_once(), or of one extent; each is told on the
+  /// calling thread.
   virtual void evict_requested(EvictionSource& source);
   /// The work that the program has queued so far and that may use what is requested to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> /*requests*/) {
@@ -115,7 +116,7 @@ class Mover {
 
  protected:
   Mover(Stats& stats, const Budget& budget) : ledger_(stats, budget) {}
-  void evict_in_parts(std::span<const MoveRequest> requests, EvictionSource* source);
+  void evict_in_parts(std::vector<MoveRequest> requests, EvictionSource* source);
 
   MoveLedger ledger_;
   ForkLatch fork_latch_;

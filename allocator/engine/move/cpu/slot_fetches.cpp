@@ -119,6 +119,11 @@ bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetche
   while (const std::optional<MoveRequest> request = requests.take()) {
     if (!request->is_current() || request->is_outdated()) continue;
     wait_while_sealing(*request->extent);
+    if (lacks_room(*request)) {
+      requests.put_back(*request);
+      *lacking_bytes = request->bytes;
+      return false;
+    }
     if (!claim_cold(request->extent)) continue;
     if (const std::optional<TouchedPages> touched = written_past_waiting(request->extent)) {
       leave_to_writers(request->extent, *touched);
@@ -136,6 +141,14 @@ bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetche
     return false;
   }
   return false;
+}
+
+// Asked before the extent is claimed and its pages are looked at, which costs far more. What the
+// program is known to have written may need no room.
+bool SlotFetches::lacks_room(const MoveRequest& request) const {
+  const Extent& extent = *request.extent;
+  return extent.state() == ExtentState::kCold && !heap_.may_have_room(request.bytes) &&
+         extent.unannounced_bytes.load(std::memory_order_relaxed) == 0;
 }
 
 // Where the fetch does not begin, the extent is cold again.

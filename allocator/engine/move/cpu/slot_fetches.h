@@ -72,6 +72,7 @@ class SlotFetches {
   bool try_take_room(Fetch* fetch);
   static void note_room_taken(Fetch* fetch);
   bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
+  bool lacks_room(const MoveRequest& request) const;
   AheadOutcome begin_ahead(Fetch* fetch);
   bool make_scratch(Fetch* fetch);
   void furnish(Fetch* fetch);
