@@ -295,11 +295,12 @@ typedef struct tencache_machine {
  * step_ns, step_slower_ns and step_faster_ns (the same plan, with links and disk 20 % slower and
  * faster), compute_ns, bound_step_ns (no schedule can beat it), stall_ns,
  * work_ns (processor time that moving takes from the program; step = compute + stall + work);
- * bytes_read, bytes_written, bytes_dropped (left without a write), bytes_late (those read that an
- * op waited for); disk_bytes_read and disk_bytes_written, below host memory if there is a disk;
- * over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the smallest budget
- * that is never exceeded. Returns 0, or an error code with *error filled. Needs no start. Takes
- * milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any thread. */
+ * bytes_read, bytes_written, bytes_dropped (left without a write), bytes_late (those read that
+ * ops waited for or found cold); disk_bytes_read and disk_bytes_written, below host memory if there
+ * is a disk; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
+ * smallest budget that is never exceeded. Returns 0, or an error code with *error filled. Needs no
+ * start. Takes milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any
+ * thread. */
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 

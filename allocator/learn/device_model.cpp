@@ -83,19 +83,27 @@ void DeviceModel::require(const TraceOp& op) {
     return place == Place::kResident || place == Place::kAbsent;
   });
   if (are_there) return;
+  const uint64_t moves_before = number_;
+  bool has_demanded = false;
   for (const TraceAccess& access : op.accesses) {
     TensorState& state = states_[access.tensor];
     if (state.place == Place::kEvicting) stay(access.tensor);
     if (state.place != Place::kCold) continue;
     make_room(bytes_of(access.tensor));
     start_fetch(access.tensor, now_ns_);
+    has_demanded = true;
   }
+  // Where threads wait rather than a device, what an op finds cold is late, even if it arrives
+  // while the op waits for something else. They wait for that first, and what was under way when
+  // the op began has arrived by then.
+  const auto is_late = [&](const TensorState& state) {
+    if (machine_.wait_resolution_ns == 0 && has_demanded) return state.move_number > moves_before;
+    return state.done_ns > now_ns_ + machine_.wait_resolution_ns;
+  };
   for (const TraceAccess& access : op.accesses) {
     TensorState& state = states_[access.tensor];
     if (state.place == Place::kFetching) {
-      if (state.done_ns > now_ns_ + machine_.wait_resolution_ns) {
-        notes_.bytes_late += bytes_of(access.tensor);
-      }
+      if (is_late(state)) notes_.bytes_late += bytes_of(access.tensor);
       now_ns_ = std::max(now_ns_, state.done_ns);
       arrive(access.tensor);
     }

@@ -58,9 +58,11 @@ struct Machine {
   uint64_t host_headroom_bytes = 0;
   double disk_read_bytes_per_s = 0;
   double disk_write_bytes_per_s = 0;
-  uint64_t wait_resolution_ns = 0;  // a fetch that an op waits for no longer than this is not late
-  bool is_read_guessed = false;     // the speed of reads, because too little has come back
-  bool is_write_guessed = false;    // the same of writes
+  // A fetch that an op waits for no longer than this is not late. 0: threads wait, not a device,
+  // and whatever an op finds cold is late.
+  uint64_t wait_resolution_ns = 0;
+  bool is_read_guessed = false;   // the speed of reads, because too little has come back
+  bool is_write_guessed = false;  // the same of writes
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns + transfer_ns(bytes, read_bytes_per_s);

@@ -34,7 +34,7 @@ struct Simulation {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
   uint64_t bytes_dropped = 0;    // left the device without a write
-  uint64_t bytes_late = 0;       // the part of bytes_read that an op waited for
+  uint64_t bytes_late = 0;       // the part of bytes_read that ops waited for or found cold
   uint64_t disk_bytes_read = 0;  // below host memory
   uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded

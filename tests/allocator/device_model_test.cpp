@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 namespace tencache {
@@ -64,6 +65,53 @@ TEST_F(DeviceModelTest, ARequestThatAnOpHasServedIsOver) {
   EXPECT_EQ(place(kSmall), DeviceModel::Place::kCold);
   EXPECT_EQ(notes_.bytes_read, 30u);
 }
+
+/// Three tensors and one op that reads the second and the third, in either sequence.
+class OpOfTwoTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static Trace op_of_two(bool is_swapped) {
+    Trace trace = three_in_turn();
+    std::vector<TraceAccess> both = {{kSmall, false}, {kLarge, false}};
+    if (is_swapped) std::swap(both[0], both[1]);
+    trace.ops.push_back({0, 100, both});
+    return trace;
+  }
+  void read_both() {
+    device_.begin_op(3);
+    device_.need_now();
+    device_.require(trace_.ops[3]);
+  }
+
+  const Trace trace_ = op_of_two(GetParam());
+  const TraceIndex index_{trace_};
+  const Machine machine_ = {.budget_bytes = 40, .read_bytes_per_s = 1e9, .write_bytes_per_s = 1e9};
+  Simulation notes_;
+  DeviceModel device_{index_, machine_, {}, &notes_};
+};
+
+// What was under way has arrived when the op has waited for what it found cold.
+TEST_P(OpOfTwoTest, OnlyWhatItFindsColdIsLate) {
+  device_.request_eviction(kSmall);
+  device_.request_eviction(kLarge);
+  device_.begin_op(2);
+  device_.compute(1000);
+  device_.request_fetch(kLarge);
+  device_.compute(1);
+  ASSERT_EQ(device_.places()[kLarge].first, DeviceModel::Place::kFetching);
+  ASSERT_EQ(device_.places()[kSmall].first, DeviceModel::Place::kCold);
+  read_both();
+  EXPECT_EQ(notes_.bytes_late, 10u);
+}
+
+TEST_P(OpOfTwoTest, AllThatItFindsColdIsLate) {
+  device_.request_eviction(kSmall);
+  device_.request_eviction(kLarge);
+  device_.compute(1000);
+  read_both();
+  EXPECT_EQ(notes_.bytes_late, 30u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sequences, OpOfTwoTest, ::testing::Bool());
 
 }  // namespace
 }  // namespace tencache
