@@ -77,9 +77,7 @@ void leave_extents_open(Period* period) {
       period->extent_ids[access.tensor] = kUnknownExtent;
     }
   }
-  for (const TraceTensor& tensor : trace.tensors) {
-    if (!tensor.is_persistent()) period->born_bytes += tensor.bytes;
-  }
+  period->born_bytes = trace.transient_bytes();
 }
 
 }  // namespace

@@ -34,7 +34,9 @@ struct Period {
   Trace trace;                       // accesses in the order in which the gate sees them
   std::vector<uint64_t> digests;     // by tick
   std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
-  uint64_t born_bytes = 0;           // allocated in the copy from which it was made
+  // Of the tensors that are others in each repetition, in the sizes of the copy from which it was
+  // made.
+  uint64_t born_bytes = 0;
   // The smallest id of those extents, or larger than any where there are none. Ids ascend, so later
   // repetitions' are larger.
   uint64_t first_born_id = ~uint64_t{0};

@@ -27,9 +27,9 @@ class PeriodBuilder {
     add_born_tensors();
     const std::vector<uint64_t> compute_ns =
         compute_times(log_, place_, roles_.counterparts(), recorder_.clock().line());
-    period_.born_bytes = born_bytes(log_, place_);
     period_.first_born_id = first_born_id();
     for (const uint64_t number : numbers_) add_tick(number, compute_ns[number - place_.begin]);
+    period_.born_bytes = period_.trace.transient_bytes();
     if (!period_.trace.validate().is_ok()) return std::nullopt;
     return std::move(period_);
   }
@@ -138,7 +138,7 @@ class PeriodBuilder {
 
 }  // namespace
 
-uint64_t born_bytes(const TickLog& log, const PeriodPlace& place) {
+uint64_t allocated_bytes(const TickLog& log, const PeriodPlace& place) {
   uint64_t bytes = 0;
   for (uint64_t number = place.begin; number < place.end(); ++number) {
     for (const uint64_t extent_id : log.births(number)) {

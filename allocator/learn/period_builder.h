@@ -29,7 +29,8 @@ namespace tencache {
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 
-/// How much was allocated in the copy: it tells copies of other sizes apart.
-uint64_t born_bytes(const TickLog& log, const PeriodPlace& place);
+/// How much was allocated in the copy. It tells copies of other sizes apart before they are built.
+/// What was made once counts, and what only takes turns does not: Period::born_bytes may differ.
+uint64_t allocated_bytes(const TickLog& log, const PeriodPlace& place);
 
 }  // namespace tencache

@@ -112,6 +112,14 @@ std::vector<uint64_t> Trace::bytes_by_tick() const {
 
 uint64_t Trace::peak_bytes() const { return std::ranges::max(bytes_by_tick()); }
 
+uint64_t Trace::transient_bytes() const {
+  uint64_t bytes = 0;
+  for (const TraceTensor& tensor : tensors) {
+    if (!tensor.is_persistent()) bytes += tensor.bytes;
+  }
+  return bytes;
+}
+
 uint64_t Trace::largest_op_bytes() const {
   uint64_t resident_bytes = fixed_bytes;
   std::vector<uint64_t> bytes(ops.size(), 0);

@@ -198,6 +198,7 @@ TEST_F(PeriodTest, WhatTheFirstStepMakesIsAlwaysThereAndNotMadeAgain) {
     const std::optional<Period> period = build_from_one();
     ASSERT_TRUE(period.has_value()) << step;
     EXPECT_EQ(period->trace.tick_count(), 6u) << "step " << step;
+    EXPECT_EQ(period->born_bytes, 2 * kBytes) << "gradients; step " << step;
     for (const uint64_t state : states) {
       EXPECT_EQ(std::ranges::count(period->extent_ids, state), 1) << "step " << step;
     }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -151,6 +152,33 @@ TEST_F(PlanEngineTest, TheThirdStepIsPlanned) {
   train_step();
   EXPECT_GE(following().ticks_followed - before.ticks_followed, 5 * kLayers - 4);
   EXPECT_EQ(following().lost, 0u);
+  expect_bytes();
+}
+
+// What a program makes once, such as an optimizer's state, does not belong to the sizes of a step.
+// So the plan of the step that makes it is renewed like any other, and the new one is followed.
+TEST_F(PlanEngineTest, WhatTheFirstStepMakesDoesNotKeepItsPlan) {
+  std::vector<char*> states;
+  const auto step = [&] {
+    while (states.size() < kLayers) {
+      states.push_back(engine_.allocate(kBytes));
+      op(8, states.back(), AccessMode::kWrite);
+    }
+    for (char* state : states) op(9, state, AccessMode::kWrite);
+    train_step();
+  };
+  engine_->gate().on_step();
+  step();
+  ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
+  const std::shared_ptr<const LearnedPlan> first = engine_->learner()->summary().learned;
+  EXPECT_EQ(first->tick_count(), 6 * kLayers);
+  EXPECT_TRUE(repeat_until(step, [&] {
+    const LearnerSummary summary = engine_->learner()->summary();
+    return summary.replans >= 2 && summary.following.periods >= 2 &&
+           summary.following.last_period_born_bytes == kLayers * kBytes / 4 &&
+           summary.learned != first && summary.stall_free_budget_bytes > 0;
+  }));
+  EXPECT_EQ(engine_->learner()->summary().kinds, 1u);
   expect_bytes();
 }
 

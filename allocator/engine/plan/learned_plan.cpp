@@ -45,6 +45,11 @@ Machine with_headroom(Machine machine) {
 
 }  // namespace
 
+bool are_for_similar_sizes(const LearnedPlan& a, const LearnedPlan& b) {
+  return is_similar(a.period->born_bytes, b.period->born_bytes) &&
+         a.period->is_same_kind(*b.period);
+}
+
 std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
                                                      std::shared_ptr<const Period> period,
                                                      const Machine& machine) {
@@ -76,7 +81,7 @@ std::shared_ptr<const LearnedPlan> LearnedKind::plan_for(uint64_t born_bytes) co
 void LearnedKind::take(const std::shared_ptr<const LearnedPlan>& learned) {
   if (!plans.empty() && !period().is_same_kind(*learned->period)) plans.clear();
   std::erase_if(plans, [&learned](const auto& plan) {
-    return plan->period->has_unknown_extents() || is_similar(bytes_of(plan), bytes_of(learned));
+    return plan->period->has_unknown_extents() || are_for_similar_sizes(*plan, *learned);
   });
   if (is_full()) drop_nearest(&plans);
   plans.insert(std::ranges::upper_bound(plans, bytes_of(learned), {}, bytes_of), learned);

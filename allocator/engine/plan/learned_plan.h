@@ -56,6 +56,9 @@ struct LearnedKind {
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 
+/// Whether the plans are for the same kind of period, in sizes so alike that one of them is enough.
+bool are_for_similar_sizes(const LearnedPlan& a, const LearnedPlan& b);
+
 /// Plans the period for this machine, which takes time.
 std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
                                                      std::shared_ptr<const Period> period,

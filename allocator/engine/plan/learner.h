@@ -91,6 +91,7 @@ class Learner {
     uint64_t periods_at_copy = 0;          // `periods` when the log last had an exact copy
     uint64_t used_at = 0;                  // the last look that found it followed
     uint64_t stall_free_budget_bytes = 0;  // for the sizes of `learned`; 0: not known
+    int64_t born_beyond_allocated = 0;     // Period::born_bytes less what the same copy allocated
   };
   /// A part of the log that may be a period.
   struct Candidate {
@@ -125,7 +126,9 @@ class Learner {
   bool is_worth_a_guess(uint64_t count);
   void note_no_guess();
   void plan_again(uint64_t number);
-  void look_at_size(Kind* kind, const PeriodPlace& place);
+  bool look_at_size(Kind* kind, const PeriodPlace& place);
+  bool renew(Kind* kind, const PeriodPlace& place);
+  std::optional<Period> build_anew(Kind* kind, const PeriodPlace& place);
   bool is_for_another_budget(const LearnedPlan& learned) const;
   void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);

@@ -141,16 +141,32 @@ void Learner::plan_again(uint64_t number) {
     looked_at_until_ = place->end();
     has_new_period_ = false;
     kind.periods_at_copy = kind.periods;
-    look_at_size(&kind, *place);
-    if (kind.periods < std::max(kFirstReplanPeriods, 2 * kind.periods_planned_at)) return;
-    kind.periods_planned_at = kind.periods;
-    std::optional<Period> period = build_period(ticks_, *place, recorder_);
-    if (!period || !period->is_like(*kind.learned->period)) return;
-    kind.is_guess = false;
-    plan_period(&kind, std::move(*period));
+    const bool has_new_size = look_at_size(&kind, *place);
+    if (!has_new_size && !renew(&kind, *place)) return;
+    // The search costs some plans more, so of many sizes it is only for those that come again.
+    if (has_new_size && kind.plans.plans.size() > 1) return;
     if (kind.learned->tick_count() <= kSearchedTicksMax) find_stall_free_budget(kind);
     return;
   }
+}
+
+bool Learner::renew(Kind* kind, const PeriodPlace& place) {
+  if (kind->periods < std::max(kFirstReplanPeriods, 2 * kind->periods_planned_at)) return false;
+  kind->periods_planned_at = kind->periods;
+  std::optional<Period> period = build_anew(kind, place);
+  if (!period || !period->is_like(*kind->learned->period)) return false;
+  kind->is_guess = false;
+  plan_period(kind, std::move(*period));
+  return true;
+}
+
+std::optional<Period> Learner::build_anew(Kind* kind, const PeriodPlace& place) {
+  std::optional<Period> period = build_period(ticks_, place, recorder_);
+  if (period) {
+    kind->born_beyond_allocated = static_cast<int64_t>(period->born_bytes) -
+                                  static_cast<int64_t>(allocated_bytes(ticks_, place));
+  }
+  return period;
 }
 
 // The program may change its budget, and other processes take memory of the GPU.
@@ -161,16 +177,23 @@ bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
 }
 
 // Plans the kind for the sizes of this copy unless it has a plan for similar ones under this
-// budget. It is the cost of a plan, not of following it, that forbids one for each size.
-void Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  const auto known = kind->plans.plan_for(born_bytes(ticks_, place));
-  if (known != nullptr && !is_for_another_budget(*known)) return;
+// budget; true if it did. It is the cost of a plan, not of following it, that forbids one for each
+// size.
+bool Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
+  const auto allocated = static_cast<int64_t>(allocated_bytes(ticks_, place));
+  const int64_t born = std::max<int64_t>(allocated + kind->born_beyond_allocated, 0);
+  const auto known = kind->plans.plan_for(static_cast<uint64_t>(born));
+  if (known != nullptr && !is_for_another_budget(*known)) return false;
   // More sizes than there is room for would be planned again and again.
   if (known == nullptr && kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) {
-    return;
+    return false;
   }
-  std::optional<Period> period = build_period(ticks_, place, recorder_);
-  if (period && period->is_same_kind(*kind->learned->period)) plan_period(kind, std::move(*period));
+  std::optional<Period> period = build_anew(kind, place);
+  if (!period || !period->is_same_kind(*kind->learned->period)) return false;
+  const auto similar = kind->plans.plan_for(period->born_bytes);
+  if (similar != nullptr && !is_for_another_budget(*similar)) return false;
+  plan_period(kind, std::move(*period));
+  return true;
 }
 
 // Its processor time is what planning costs the program, however long this thread has to wait for a
@@ -189,9 +212,8 @@ void Learner::plan_period(Kind* kind, Period period) {
     kind->periods_at_copy = kind->periods;
   }
   // What was found for an earlier plan of these sizes stands until it is looked for anew.
-  if (!is_replan || kind->learned->period->born_bytes != learned->period->born_bytes) {
+  if (!is_replan || !are_for_similar_sizes(*learned, *kind->learned))
     kind->stall_free_budget_bytes = 0;
-  }
   kind->plans.take(learned);
   kind->learned = learned;
   kind->is_stored = is_stored;
