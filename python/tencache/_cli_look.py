@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -183,10 +184,12 @@ def top(pid: int | None, interval: float, once: bool, as_json: bool) -> None:
     """Show what the processes under tencache do now: memory, traffic, stall.
 
     All that may be looked at on this machine, or the one with the number PID. Ctrl-C ends it; the
-    programs notice nothing of it.
+    programs notice nothing of it. Into a file or a pipe it prints a table for each look.
     """
     console = Console()
     if not (once or as_json):
+        # As an exception it leaves the terminal as it was.
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         try:
             _top.run(pid, interval, console)
         except KeyboardInterrupt:
@@ -197,7 +200,7 @@ def top(pid: int | None, interval: float, once: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_top.to_json(look, shown), indent=2))
     else:
-        console.print(_top.table(look, shown))
+        _top.print_look(look, shown, console)
     sys.exit(0 if look.processes else 1)
 
 

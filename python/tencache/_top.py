@@ -3,17 +3,21 @@
 
 A row is an engine: the memory of one process, or of one of its GPUs. Rates are those since the last
 look. The first look has none before it, so it shows the average since tencache started. Columns
-that would tell no row from another are left out. Nothing here touches the processes (_live.py).
+that would tell no row from another are left out, and so are those of least worth where the terminal
+is too narrow: no figure is cut. A file or a pipe gets a table for each look, with its time. Nothing
+here touches the processes (_live.py).
 Units: bytes and seconds. Threads: none of its own.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -26,6 +30,8 @@ from tencache._messages import shortened
 from tencache._units import format_bytes
 
 _COMMAND_LETTERS, _PROGRAM_LETTERS = 100, 20
+_GAP = 1  # letters between two columns
+_WIDE = 500  # letters; wider than any table
 _NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
 
 Key = tuple[int, int | None]  # pid, GPU
@@ -78,24 +84,52 @@ def all_rates(look: Look, before: Look | None) -> dict[Key, Rates | None]:
     return {key: rates(now, known.get(key)) for key, now in look.engines().items()}
 
 
-def table(look: Look, shown: Mapping[Key, Rates | None]) -> Table:
-    """One row for each engine, and below them what each process runs."""
-    columns = [column for column in _COLUMNS if column.is_needed(look)]
-    result = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    for column in columns:
-        result.add_column(column.name, justify="right", no_wrap=True)
-    for process in look.processes:
-        for engine in process.engines:
-            rate = shown.get((process.pid, engine.gpu))
-            result.add_row(*(column.text(process, engine, rate) for column in columns))
-    commands = [
+def table(look: Look, shown: Mapping[Key, Rates | None], width: int | None = None) -> Table:
+    """One row for each engine, and below them what each process runs.
+
+    No wider than `width`, as far as that is possible; None: as wide as need be.
+    """
+    rows = [
+        (process, engine, shown.get((process.pid, engine.gpu)))
+        for process in look.processes
+        for engine in process.engines
+    ]
+    cells = {
+        column.name: [column.text(*row) for row in rows]
+        for column in _COLUMNS
+        if column.is_needed(look)
+    }
+    left_out = _leave_out(cells, width)
+    result = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for name in cells:
+        result.add_column(name, justify="right", no_wrap=True)
+    for row in zip(*cells.values(), strict=True):
+        result.add_row(*row)
+    lines = [
         f"{process.pid}: {shortened(process.command, _COMMAND_LETTERS)}"
         + ("" if process.engines else " (it has used no GPU yet)")
         for process in look.processes
-    ]
-    result.caption = Text("\n".join(commands) or _NOBODY, style="dim")
+    ] or [_NOBODY]
+    if left_out:
+        lines.append(f"left out, for lack of width: {', '.join(left_out)}")
+    result.caption = Text("\n".join(lines), style="dim")
     result.caption_justify = "left"
     return result
+
+
+def _leave_out(cells: dict[str, list[str]], width: int | None) -> list[str]:
+    """Removes columns until the rest fits; returns their names, in the order of the table."""
+    names = list(cells)
+    for name in _LEFT_OUT_FIRST:
+        if width is None or _width(cells) <= width:
+            break
+        cells.pop(name, None)
+    return [name for name in names if name not in cells]
+
+
+def _width(cells: Mapping[str, Sequence[str]]) -> int:
+    widths = [max(map(cell_len, (name, *texts))) for name, texts in cells.items()]
+    return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def _of_tier(tier: str) -> Callable[[LiveProcess, LiveEngine, Rates | None], str]:
@@ -166,6 +200,10 @@ _COLUMNS = (
 )
 
 
+# Least worth first. The lines below the table tell the program of each process.
+_LEFT_OUT_FIRST = ("program", "steps", "early", "user", "disk", "host", "rank", "out/s", "in/s")
+
+
 def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
     """The look as an object, schema 1; bytes, nanoseconds and seconds."""
     result = []
@@ -178,16 +216,41 @@ def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
     return {"schema": 1, "processes": result}
 
 
+def width_of(console: Console) -> int | None:
+    """How wide a table may be there: in a file as it likes, unless COLUMNS says how wide."""
+    return console.width if console.is_terminal or os.environ.get("COLUMNS") else None
+
+
+def print_look(look: Look, shown: Mapping[Key, Rates | None], console: Console) -> None:
+    """Prints the table; a reader of the file or pipe has it at once."""
+    width = width_of(console)
+    shown_table = table(look, shown, width)
+    # In a file nothing is cut or wrapped: rich takes 80 letters for the width of what is none.
+    console.print(shown_table, width=width or _WIDE, crop=False)
+    console.file.flush()
+
+
 def run(pid: int | None, interval_s: float, console: Console) -> None:
-    """Redraws until the user interrupts, or the one process that was named has ended."""
-    look = Look(_live.processes(pid))
-    before: Look | None = None
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while True:
-            live.update(table(look, all_rates(look, before)), refresh=True)
-            time.sleep(interval_s)
-            before = look
-            try:
-                look = Look(_live.processes(pid))
-            except TencacheError:
-                return
+    """Shows look after look until the user interrupts, or the one named process has ended."""
+    looks = _looks(pid, interval_s)
+    if not console.is_terminal:
+        for look, shown in looks:
+            console.print(time.strftime("%Y-%m-%d %H:%M:%S"), highlight=False)
+            print_look(look, shown, console)
+        return
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        for look, shown in looks:
+            live.update(table(look, shown, console.width), refresh=True)
+
+
+def _looks(pid: int | None, interval_s: float) -> Iterator[tuple[Look, dict[Key, Rates | None]]]:
+    """Looks with their rates. TencacheError if the named process is not there at the first one."""
+    look, before = Look(_live.processes(pid)), None
+    while True:
+        yield look, all_rates(look, before)
+        time.sleep(interval_s)
+        before = look
+        try:
+            look = Look(_live.processes(pid))
+        except TencacheError:
+            return

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import pwd
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -199,6 +202,80 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
     for column in ("rank", "host", "user", "program"):
         assert column not in text
     assert "python train.py" in text
+
+
+BUSY = {
+    "device_budget": 100 << 20,
+    "device_used": 100 << 20,
+    "host_budget": 1 << 30,
+    "host_used": 1000 << 20,
+    "disk_budget": 1 << 40,
+    "disk_used": 1000 << 20,
+    "fetched": 1000 << 20,
+    "evicted": 1000 << 20,
+    "stall_ns": 2 * 10**9,
+    "late_fetches": 1,
+    "steps": 123456,
+}
+
+
+def shown_in(width: int | None, *processes: _live.LiveProcess) -> list[str]:
+    look, screen = _top.Look(processes), io.StringIO()
+    Console(file=screen, width=width or 500).print(
+        _top.table(look, _top.all_rates(look, None), width)
+    )
+    return screen.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_a_narrow_terminal_gets_fewer_columns_and_no_figure_is_cut(width):
+    engine = dataclasses.replace(engine_of(**BUSY), gpu=0)
+    processes = [
+        dataclasses.replace(process_of(4190000 + rank, engine, user=user), rank=rank)
+        for rank, user in enumerate(["ann", "a_long_name_of_a_user"])
+    ]
+    every_head = shown_in(None, *processes)[0].split()
+    head, *rows = shown_in(width, *processes)
+    assert len(head) <= width
+    names = head.replace("in use", "in_use").split()
+    assert set(names) < set(" ".join(every_head).replace("in use", "in_use").split())
+    assert names[:1] == ["pid"] and {"memory", "in_use", "stall"} <= set(names)
+    for rank in range(2):
+        assert rows[rank].split()[0] == str(4190000 + rank)
+        assert "100% of 100 MiB" in rows[rank] and "200%" in rows[rank]
+        assert "…" not in rows[rank]
+    told = " ".join(" ".join(rows[2:]).split())
+    assert "left out, for lack of width: " in told and "program" in told and "steps" in told
+    assert ("in/s" in names) == (width >= 60)
+
+
+def test_one_program_on_a_cpu_fits_80_columns_whole():
+    busy = {name: count for name, count in BUSY.items() if name != "host_budget"}
+    head, row, *rest = shown_in(80, process_of(4190000, engine_of(**busy)))
+    assert "lack of width" not in " ".join(rest)
+    assert head.split()[-3:] == ["stall", "early", "steps"]
+    assert row.split()[0] == "4190000" and row.split()[-1] == "123456"
+
+
+def test_a_pipe_gets_a_table_for_each_look_until_the_command_is_ended():
+    with program() as running:
+        running.agreed()
+        command = [sys.executable, "-m", "tencache", "top", str(running.pid), "--interval", "0.2"]
+        environment = clean_environment({})
+        environment.pop("COLUMNS", None)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as top:
+            lines: list[str] = []
+            while sum(" of 32.0 MiB" in line for line in lines) < 3:  # as they come
+                lines.append(top.stdout.readline())
+                assert lines[-1], top.stderr.read()
+            top.terminate()
+            assert top.wait() == 128 + signal.SIGTERM
+            assert top.stderr.read() == ""
+        times = [line for line in lines if re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8}\n", line)]
+        assert len(times) == 3
+        assert not any("lack of width" in line for line in lines)
 
 
 def test_rows_of_several_processes_say_which_is_which():
