@@ -77,6 +77,15 @@ def test_the_trainer_shows_figures_in_tensorboard(tmp_path: Path) -> None:
     assert scalars["tencache"]["train/loss"] == scalars["stock"]["train/loss"]
     shown = {f"train/{figure}" for figure in FIGURES}
     assert shown <= scalars["tencache"].keys()
+    # Each figure is of the steps of one log; what sums up all of them has another name.
+    logs = len(scalars["stock"]["train/loss"])
+    for figure in FIGURES - {"tencache_peak_device_bytes"}:
+        assert len(scalars["tencache"][f"train/{figure}"]) == logs
+        total = f"train/{figure.replace('tencache_', 'tencache_total_')}"
+        assert len(scalars["tencache"][total]) == 1
+    fetched = scalars["tencache"]["train/tencache_fetched_bytes"]
+    # TensorBoard rounds to 24 bits.
+    assert scalars["tencache"]["train/tencache_total_fetched_bytes"][0] >= 0.999 * sum(fetched)
     assert not shown & scalars["stock"].keys()
     assert min(scalars["tencache"]["train/tencache_fetched_bytes"][:2]) > 0
     assert max(scalars["tencache"]["train/tencache_peak_device_bytes"]) <= BUDGET_BYTES

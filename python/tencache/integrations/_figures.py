@@ -45,12 +45,21 @@ class StepFigures:
         return _between(before, self._before)
 
     def total(self) -> dict[str, float]:
-        """The same figures since `begin`."""
+        """The same figures since `begin`, under names of their own: `tencache_total_stall_s`, …
+
+        In a chart of the steps in between, a sum of all would stand out as a spike. The peak has
+        one name, as it is always the highest so far.
+        """
         if self._begin is None:
             return {}
-        return _between(self._begin, tencache.stats())
+        return {
+            name if name == _PEAK else name.replace(_PREFIX, f"{_PREFIX}total_", 1): figure
+            for name, figure in _between(self._begin, tencache.stats()).items()
+        }
 
 
+_PREFIX = "tencache_"
+_PEAK = "tencache_peak_device_bytes"
 _BYTES = ("fetched", "fetched_early", "evicted")
 
 
@@ -60,7 +69,7 @@ def _between(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, flo
         "tencache_stall_s": now["stall_s"] - before["stall_s"],
         "tencache_fetched_bytes": float(moved["fetched"]),
         "tencache_evicted_bytes": float(moved["evicted"]),
-        "tencache_peak_device_bytes": float(now["peak"]["device"]),
+        _PEAK: float(now["peak"]["device"]),
     }
     if moved["fetched"] > 0:
         figures["tencache_early_share"] = moved["fetched_early"] / moved["fetched"]

@@ -19,6 +19,8 @@ from tencache.integrations._figures import StepFigures
 class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     """Adds the figures of `StepFigures.take` to the Trainer's logs of training.
 
+    Its last log, which sums up the training, gets those of `StepFigures.total`.
+
     They are then in `trainer.state.log_history` and in the progress bar. The Trainer tells its
     callbacks one after another, reporters such as TensorBoard or Weights & Biases before those that
     a program passes as `callbacks=[...]`. So use `add_to`, which puts this one first: then the
@@ -44,7 +46,7 @@ class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any
     ) -> None:
-        """Adds what happened since the log before; to the last one, which sums up, everything.
+        """Adds what happened since the log before; to the last one, which sums up, the totals.
 
         What an evaluation costs is in the next log of the training.
         """
