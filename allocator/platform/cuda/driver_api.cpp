@@ -3,7 +3,11 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "platform/cuda/driver_use.h"
 
@@ -66,13 +70,31 @@ StatusCode status_code(CUresult result) {
 
 }  // namespace
 
+bool has_nvidia_device(const std::string& root) {
+  constexpr std::string_view kVendor = "0x10de";
+  std::error_code error;
+  // The driver makes the first two; dxg is a GPU of Windows, in its subsystem for Linux.
+  for (const char* name : {"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}) {
+    if (std::filesystem::exists(root + name, error)) return true;
+  }
+  std::filesystem::directory_iterator device(root + "/sys/bus/pci/devices", error);
+  for (; !error && device != std::filesystem::directory_iterator(); device.increment(error)) {
+    std::string vendor;
+    if (std::ifstream(device->path() / "vendor") >> vendor && vendor == kVendor) return true;
+  }
+  return false;
+}
+
 Result<DriverApi> load_driver() {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
   // Never closed: the driver's own threads and exit handlers live as long as the process.
   void* library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return Status(StatusCode::kUnavailable, std::string("There is no CUDA driver here: ") +
-                                                dlerror() + ". Install NVIDIA's driver.");
+    const std::string reason = dlerror();
+    return Status(StatusCode::kUnavailable,
+                  has_nvidia_device("")
+                      ? "There is no CUDA driver here: " + reason + ". Install NVIDIA's driver."
+                      : "There is no NVIDIA GPU in this machine. The cpu backend needs none.");
   }
   auto get = reinterpret_cast<GetProcAddress>(find_unguarded(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {

@@ -12,6 +12,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -83,6 +84,10 @@ struct DriverApi {
   TENCACHE_CUDA_FUNCTIONS(TENCACHE_CUDA_MEMBER)
 #undef TENCACHE_CUDA_MEMBER
 };
+
+/// Whether a GPU of NVIDIA is in the machine, with or without a driver, as the folders /dev and
+/// /sys below `root` tell.
+bool has_nvidia_device(const std::string& root);
 
 /// Opens libcuda.so.1 and fills the table; the library stays open. kUnavailable when there is no
 /// driver, when it is too old or lacks a function, when cuInit fails (no GPU), or where the driver

@@ -8,7 +8,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 #include "support/cuda/simulated_driver.h"
+#include "support/test_directory.h"
 
 namespace tencache {
 namespace {
@@ -27,8 +32,34 @@ TEST(LoadDriverTest, WithoutADriverSaysWhatIsMissingAndTheRemedy) {
   const Result<DriverApi> driver = load_driver();
   ASSERT_FALSE(driver.is_ok());
   EXPECT_EQ(driver.status().code(), StatusCode::kUnavailable);
-  EXPECT_THAT(driver.status().message(), HasSubstr("libcuda.so.1"));
-  EXPECT_THAT(driver.status().message(), EndsWith("Install NVIDIA's driver."));
+  if (has_nvidia_device("")) {
+    EXPECT_THAT(driver.status().message(), HasSubstr("libcuda.so.1"));
+    EXPECT_THAT(driver.status().message(), EndsWith("Install NVIDIA's driver."));
+  } else {
+    EXPECT_EQ(driver.status().message(),
+              "There is no NVIDIA GPU in this machine. The cpu backend needs none.");
+  }
+}
+
+TEST(NvidiaDeviceTest, IsSeenWithAndWithoutItsDriver) {
+  const TestDirectory directory;
+  const std::string& root = directory.path();
+  EXPECT_FALSE(has_nvidia_device(root)) << "neither folder is there";
+  const auto add_device = [&root](const std::string& name, const std::string& vendor) {
+    const std::string folder = root + "/sys/bus/pci/devices/" + name;
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder + "/vendor") << vendor << "\n";
+  };
+  add_device("0000:00:01.0", "0x8086");
+  std::filesystem::create_directories(root + "/sys/bus/pci/devices/0000:00:02.0");
+  EXPECT_FALSE(has_nvidia_device(root)) << "a device of another vendor, and one that tells none";
+  add_device("0000:00:03.0", "0x10de");
+  EXPECT_TRUE(has_nvidia_device(root));
+  std::filesystem::remove_all(root + "/sys");
+  EXPECT_FALSE(has_nvidia_device(root));
+  std::filesystem::create_directories(root + "/dev");
+  std::ofstream(root + "/dev/nvidiactl") << "";
+  EXPECT_TRUE(has_nvidia_device(root)) << "containers may have no /sys";
 }
 
 TEST(LoadDriverTest, WithADriverFillsTheTableOrSaysWhyNot) {
