@@ -43,6 +43,8 @@ constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kOff = "off";
 constexpr std::string_view kEnvironmentPrefix = "TENCACHE_";
 constexpr std::string_view kInternalPrefix = "TENCACHE_INTERNAL_";
+// Names come from the environment too, where they can have any length.
+constexpr size_t kAskedNameMax = 64;
 constexpr uint64_t kMemoryBytesMin = kMiB;
 constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
 constexpr uint64_t kExtentMinBytesMax = kGiB;
@@ -356,8 +358,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 /// The known name that a typing slip most likely meant; nullptr when none is close.
 const Row* nearest_row(std::string_view name) {
   constexpr size_t kDistanceMax = 3;
-  // Names come from the environment too, where they can have any length.
-  if (name.size() > 64) return nullptr;
   const Row* nearest = nullptr;
   size_t nearest_distance = kDistanceMax + 1;
   for (const Row& row : kRows) {
@@ -370,12 +370,52 @@ const Row* nearest_row(std::string_view name) {
   return nearest;
 }
 
+/// How many words of the asked name the known one lacks, and how many it has.
+struct WordCounts {
+  size_t lacking = 0;
+  size_t shared = 0;
+};
+
+WordCounts count_words(std::string_view known, std::string_view asked) {
+  const std::string bounded = "_" + std::string(known) + "_";
+  WordCounts counts;
+  while (!asked.empty()) {
+    const size_t length = std::min(asked.find('_'), asked.size());
+    const std::string word(asked.substr(0, length));
+    const bool is_shared = length > 0 && bounded.find("_" + word + "_") != std::string::npos;
+    (is_shared ? counts.shared : counts.lacking) += 1;
+    asked.remove_prefix(std::min(length + 1, asked.size()));
+  }
+  return counts;
+}
+
+/// What may have been meant: names with all words of the asked one ("memory" is of host_memory);
+/// else the one that is spelled almost like it; else names with some of its words.
+std::vector<std::string_view> similar_names(std::string_view name) {
+  std::vector<std::string_view> with_all;
+  std::vector<std::string_view> with_some;
+  if (name.size() > kAskedNameMax) return {};
+  for (const Row& row : kRows) {
+    const WordCounts counts = count_words(row.description.name, name);
+    if (counts.shared > 0) with_some.push_back(row.description.name);
+    if (counts.shared > 0 && counts.lacking == 0) with_all.push_back(row.description.name);
+  }
+  if (!with_all.empty()) return with_all;
+  const Row* nearest = nearest_row(name);
+  if (nearest != nullptr) return {nearest->description.name};
+  return with_some;
+}
+
 Status unknown_option(std::string_view spelled, std::string_view name,
                       std::string (*spell)(std::string_view)) {
   std::string message = "There is no option \"" + shown(spelled) + "\".";
-  const Row* nearest = nearest_row(name);
-  if (nearest != nullptr) {
-    message += " Did you mean \"" + spell(nearest->description.name) + "\"?";
+  const std::vector<std::string_view> similar = similar_names(name);
+  for (size_t i = 0; i < similar.size(); ++i) {
+    message += i == 0 ? " Did you mean \"" : " or \"";
+    message += spell(similar[i]) + "\"";
+  }
+  if (!similar.empty()) {
+    message += '?';
   } else {
     message += " The options are";
     for (const Row& row : kRows) message += " " + spell(row.description.name);

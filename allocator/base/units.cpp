@@ -74,6 +74,13 @@ double unit_of_time(std::string_view name) {
   return lower == "min" ? 60e9 : 0;
 }
 
+/// Whether a unit is one of bits, as Mb and Gib are. In mb nothing tells bits from bytes: bytes.
+bool counts_bits(std::string_view name) {
+  constexpr std::string_view kPrefixes = "KMGT";
+  return (name.size() == 2 || (name.size() == 3 && name[1] == 'i')) && name.back() == 'b' &&
+         kPrefixes.find(name.front()) != std::string_view::npos;
+}
+
 const Unit* find_unit(std::string_view name) {
   const std::string lower = lower_case(name);
   for (const Unit& unit : kUnits) {
@@ -93,6 +100,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   const std::string_view unit_name =
       number_bytes == std::string_view::npos ? "" : trim(trimmed.substr(number_bytes));
   if (number.empty()) return refuse(text, "it does not start with a number");
+  if (counts_bits(unit_name)) {
+    const std::string prefix(unit_name.substr(0, unit_name.size() - 1));
+    return refuse(text, prefix + "b counts bits, and sizes are in bytes, " + prefix + "B");
+  }
   const Unit* unit = find_unit(unit_name);
   if (unit == nullptr) return refuse(text, "its unit is unknown");
 

@@ -22,6 +22,9 @@ from tencache._messages import shortened
 
 SWITCH = "TENCACHE"
 
+# Names may be of any length.
+_ASKED_NAME_MAX = 64
+
 _TRUE = frozenset({"1", "on", "true", "yes"})
 _FALSE = frozenset({"", "0", "off", "false", "no"})
 
@@ -62,9 +65,23 @@ def find(name: str) -> Option:
         if option.name == name:
             return option
     names = [option.name for option in table()]
-    near = difflib.get_close_matches(name[:64], names, n=1, cutoff=0.5)
-    remedy = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(names)}."
+    near = _similar(name[:_ASKED_NAME_MAX].lower(), names)
+    remedy = f"the options are {', '.join(names)}."
+    if near:
+        remedy = f"did you mean {' or '.join(map(repr, near))}?"
     raise TypeError(f"tencache has no option '{shortened(name)}': {remedy}")
+
+
+def _similar(asked: str, names: Iterable[str]) -> list[str]:
+    """What may have been meant, as the core finds it for variables.
+
+    Names with all words of the asked one ("memory" is of host_memory); else the one that is spelled
+    almost like it; else names with some of its words.
+    """
+    words = set(asked.split("_"))
+    with_all = [name for name in names if words <= set(name.split("_"))]
+    near = difflib.get_close_matches(asked, names, n=1, cutoff=0.75)
+    return with_all or near or [name for name in names if words & set(name.split("_"))]
 
 
 def to_text(option: Option, value: object) -> str:

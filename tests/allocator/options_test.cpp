@@ -176,14 +176,24 @@ TEST(OptionsTest, RefusalsShowNoRawText) {
 TEST(OptionsTest, SuggestsTheNearestName) {
   Options options;
   const std::pair<std::string_view, std::string_view> expected[] = {
-      {"device_memroy", "\"device_memory\"?"}, {"device-memory", "\"device_memory\"?"},
-      {"disk_spce", "\"disk_space\"?"},        {"Strict", "\"strict\"?"},
-      {"spilldir", "\"spill_dir\"?"},          {"stat", "\"stats\"?"}};
+      {"device_memroy", "\"device_memory\"?"},
+      {"device-memory", "\"device_memory\"?"},
+      {"disk_spce", "\"disk_space\"?"},
+      {"Strict", "\"strict\"?"},
+      {"spilldir", "\"spill_dir\"?"},
+      {"stat", "\"stats\"?"},
+      {"memory", "\"device_memory\" or \"host_memory\"?"},
+      {"gpu_memory", "\"device_memory\" or \"host_memory\"?"},
+      {"dir", "\"spill_dir\"?"},
+      {"learn", "\"learn_from\"?"}};
   for (const auto& [name, suggestion] : expected) {
     const Status status = set_option(options, name, "1");
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(status.message().find("Did you mean " + std::string(suggestion)), std::string::npos)
         << status.message();
+  }
+  for (const std::string_view name : {"", "_", "__"}) {
+    EXPECT_EQ(set_option(options, name, "1").message().find("Did you mean"), std::string::npos);
   }
   const Status far = set_option(options, "colour", "1");
   EXPECT_EQ(far.message().find("Did you mean"), std::string::npos) << far.message();
@@ -210,6 +220,11 @@ TEST(OptionsTest, EnvironmentRefusesUnknownNamesAndBadValues) {
   Status status = read(options, {{"TENCACHE_DEVICE_MEMORI", "2GiB"}});
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("Did you mean \"TENCACHE_DEVICE_MEMORY\"?"), std::string::npos)
+      << status.message();
+  status = read(options, {{"TENCACHE_MEMORY", "2GiB"}});
+  EXPECT_NE(
+      status.message().find("Did you mean \"TENCACHE_DEVICE_MEMORY\" or \"TENCACHE_HOST_MEMORY\"?"),
+      std::string::npos)
       << status.message();
   status = read(options, {{"TENCACHE_device_memory", "2GiB"}});
   EXPECT_NE(status.message().find("\"TENCACHE_DEVICE_MEMORY\""), std::string::npos)

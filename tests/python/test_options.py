@@ -86,6 +86,21 @@ def test_unknown_option_names_the_nearest():
         _options.find("zzzzzzzz")
 
 
+@pytest.mark.parametrize("asked", ["memory", "gpu_memory", "Memory"])
+def test_shared_words_count_for_more_than_letters(asked):
+    with pytest.raises(TypeError, match="did you mean 'device_memory' or 'host_memory'\\?"):
+        _options.find(asked)
+
+
+@pytest.mark.parametrize("text", ["203Mb", "5 Gib", "1Kb", "2Tib"])
+def test_bits_are_no_size(text):
+    with pytest.raises(OptionError) as caught:
+        core().check_option("device_memory", text)
+    unit = text.lstrip("0123456789 ")
+    assert f'"{text}" is not a size: {unit} counts bits' in str(caught.value)
+    assert f"in bytes, {unit[:-1]}B" in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "abc", "-1GiB", "2Gib0", "1e99999", "0"])
 def test_core_refuses_what_is_no_budget(text):
     with pytest.raises(OptionError) as caught:

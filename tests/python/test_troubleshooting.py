@@ -121,7 +121,7 @@ OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 # The same with variables: its value, and arguments that do not matter.
 OF_VARIABLES: Mapping[str, tuple[str, str]] = {
-    'There is no option "…". Did you mean "…"?': ("TENCACHE_DEVICE_MEMROY", "1GiB"),
+    'There is no option "…". Did you mean "…"…?': ("TENCACHE_MEMORY", "1GiB"),
     "TORCH_DEVICE_BACKEND_AUTOLOAD=… stops torch from loading extensions, …": (
         "TORCH_DEVICE_BACKEND_AUTOLOAD",
         "0",
