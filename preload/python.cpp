@@ -45,7 +45,10 @@ int refuse_torch(const char* event, PyObject* arguments, void* /*data*/) {
 bool is_python() { return dlsym(RTLD_DEFAULT, "Py_BytesMain") != nullptr; }
 
 void prepare_python() {
-  setenv("TENCACHE", "1", 0);
+  if (getenv("TENCACHE") == nullptr) {
+    setenv("TENCACHE", "1", 0);
+    setenv("TENCACHE_INTERNAL_ASKED_BY", "LD_PRELOAD", 1);  // _autoload.py names it in errors
+  }
   const char* const autoload = getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
   if (autoload == nullptr || strcmp(autoload, "1") == 0) return;
   using Hook = int (*)(const char*, PyObject*, void*);

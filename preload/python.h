@@ -13,9 +13,10 @@ namespace tencache::preload {
 /// Whether this process is a Python interpreter, or links one.
 bool is_python();
 
-/// Sets TENCACHE=1, unless the variable is set. If TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from
-/// loading extensions, makes `import torch` end the process with a message, because the program
-/// would run without a budget. Call before the interpreter starts.
+/// Sets TENCACHE=1, unless the variable is set, and tells who asked. If
+/// TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from loading extensions, makes `import torch` end the
+/// process with a message, because the program would run without a budget. Call before the
+/// interpreter starts.
 void prepare_python();
 
 }  // namespace tencache::preload

@@ -32,6 +32,8 @@ from tencache._messages import is_spawned, say, shortened
 EXIT_STATUS = 2
 # torch loads extensions, tencache among them, only if this is unset or "1".
 VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+# The preload library sets it where it has set TENCACHE, which the user has not.
+_ASKED_BY = "TENCACHE_INTERNAL_ASKED_BY"
 
 _LAUNCHER_MODULES = frozenset(
     {
@@ -72,10 +74,12 @@ def autoload() -> None:
         if _options.switch_is_on(value) and not is_launcher(sys.orig_argv):
             _runtime.enable()
     except Exception as error:
+        asker = os.environ.get(_ASKED_BY, "TENCACHE")
+        remedy = "Unset TENCACHE, or set TENCACHE=0," if asker == "TENCACHE" else "Set TENCACHE=0"
         say(f"error: {_one_line(error)}")
         say(
-            "error: The program ends here, since TENCACHE asked for tencache and it cannot start. "
-            "Unset TENCACHE, or set TENCACHE=0, to run without it."
+            f"error: The program ends here, since {shortened(asker)} asked for tencache and it "
+            f"cannot start. {remedy} to run without it."
         )
         raise SystemExit(EXIT_STATUS) from error
 

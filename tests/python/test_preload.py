@@ -183,6 +183,24 @@ def test_the_switch_counts(
     )
 
 
+@pytest.mark.parametrize(
+    ("variables", "asker", "remedy"),
+    [
+        ({}, "LD_PRELOAD", "Set TENCACHE=0 to run"),
+        ({"TENCACHE": "1"}, "TENCACHE", "Unset TENCACHE, or set TENCACHE=0, to run"),
+    ],
+)
+def test_an_error_names_what_the_user_has_set(
+    run_python: Callable[..., Finished], variables: dict[str, str], asker: str, remedy: str
+) -> None:
+    variables = {**PRELOADED, "TENCACHE_DEVICE_MEMORY": "lots", **variables}
+    done = run_python("import torch", env=variables, status=2)
+    assert 'does not take the value "lots"' in done.stderr
+    assert f"ends here, since {asker} asked for tencache and it cannot start. {remedy}" in (
+        done.stderr
+    )
+
+
 # ---- the commands ------------------------------------------------------------------------------
 
 GUARD = Path("/opt/tencache/libtencache_guard.so")
