@@ -118,7 +118,7 @@ def _tell_unused(names: Sequence[str], pid: int) -> None:
     """A forked child says nothing: its parent does."""
     from tencache import _runtime
 
-    if os.getpid() == pid and not _runtime.is_enabled() and not _is_started_by_cpp():
+    if os.getpid() == pid and not _runtime.was_asked() and not _is_started_by_cpp():
         say(f"warning: {unused_message(names, 'this program ran without tencache')}")
 
 

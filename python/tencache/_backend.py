@@ -78,9 +78,9 @@ def why_no_cuda(torch: Any) -> str | None:
 def no_cuda_message(reason: str) -> str:
     """The error for a program that asked for cuda where no GPU can be used."""
     return (
-        f"backend=cuda was asked for, but no GPU can be used here: {reason}. `tencache doctor` "
-        "tells what the driver says. Leave the backend at auto, or use --backend cpu to keep "
-        "tensors in DRAM under a budget."
+        f"backend=cuda was asked for, but no GPU can be used here: {reason.rstrip('.')}. `tencache "
+        "doctor` shows what was found. Leave the option backend at auto, or set it to cpu "
+        '(--backend cpu, backend="cpu"), to keep tensors in DRAM under a budget.'
     )
 
 

@@ -20,11 +20,10 @@ import os
 import platform
 import sys
 import threading
-import warnings
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tencache import (
     _backend,
@@ -64,24 +63,28 @@ class _Enabled:
 
 _lock = threading.Lock()
 _enabled: _Enabled | None = None
+_was_asked = False
 
 
-def enable(**options: object) -> None:
+def enable(*unnamed: NoReturn, **options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
     It takes the place of the allocator of CPU tensors or, where the backend is `cuda` (`auto` is
     that where torch sees a GPU), of CUDA tensors.
-    Keywords are the options of docs/options.md: `device_memory="2GiB"` (or bytes as an int),
-    `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes from its
-    TENCACHE_* variable, else from probing. Call it before the first tensors exist: existing ones
-    stay in memory, outside the budget, and a warning says so (existing CUDA tensors are refused). A
-    second call is fine if its options are those in force.
+    Keywords are the options that `tencache run --help` lists: `device_memory="2GiB"` (or bytes as
+    an int), `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes
+    from its TENCACHE_* variable, else from probing. Call it before the first tensors exist:
+    existing ones stay in memory, outside the budget, and a line on stderr says so (existing CUDA
+    tensors are refused). A second call is fine if its options are those in force.
 
-    Raises TypeError for an unknown option or a value of a wrong type, and OptionError (a
-    ValueError) for a value that cannot be used. Raises TencacheError (a RuntimeError) if options
-    differ from those in force, if tencache does not support this torch, or if this machine cannot
-    do what is asked.
+    Raises TypeError for an unknown option, a value without a name or one of a wrong type, and
+    OptionError (a ValueError) for a value that cannot be used. Raises TencacheError (a
+    RuntimeError) if options differ from those in force, if tencache does not support this torch, or
+    if this machine cannot do what is asked.
     """
+    _note_asked()
+    if unnamed:
+        raise TypeError(_unnamed_message(unnamed))
     given = {
         name: _options.to_text(_options.find(name), value)
         for name, value in options.items()
@@ -97,6 +100,16 @@ def enable(**options: object) -> None:
             _enable_again(_enabled, given)
 
 
+def _unnamed_message(values: Sequence[object]) -> str:
+    """The error for `enable("2GiB")`, with the line that was meant if only one option takes it."""
+    given = ", ".join(shortened(repr(value)) for value in values)
+    meant = values[0] if len(values) == 1 and isinstance(values[0], (str, int)) else "2GiB"
+    return (
+        f"tencache.enable({given}) gives a value without a name. Name the option, as in "
+        f"enable(device_memory={shortened(repr(meant))}); `tencache run --help` lists all."
+    )
+
+
 def allocator() -> Any:
     """The allocator of CUDA tensors, for `torch.cuda.memory.change_current_allocator`.
 
@@ -104,15 +117,33 @@ def allocator() -> Any:
     under torch. change_current_allocator then only checks that nothing stands in the way. Call both
     before the first CUDA tensor. Errors are those of `enable`.
     """
-    enable(backend=_backend.CUDA)
     import torch
 
+    reason = _backend.why_no_cuda(torch) if _enabled is None else None
+    if reason is not None:
+        _note_asked()
+        raise TencacheError(
+            "tencache.allocator() is the allocator of CUDA tensors, and no GPU can be used here: "
+            f'{reason}. For a budget of tensors in DRAM call tencache.enable(backend="cpu") '
+            "instead, without change_current_allocator()."
+        )
+    enable(backend=_backend.CUDA)
     return torch.cuda.memory._get_current_allocator()
 
 
 def is_enabled() -> bool:
     """Whether tencache serves this process. False in forked children, where it is passive."""
     return _enabled is not None and _enabled.pid == os.getpid()
+
+
+def was_asked() -> bool:
+    """Whether the program has called for tencache, even in vain: then it knows what came of it."""
+    return _was_asked
+
+
+def _note_asked() -> None:
+    global _was_asked
+    _was_asked = True
 
 
 def options() -> dict[str, str]:
@@ -372,12 +403,10 @@ def _own_path(name: str, text: str) -> str:
 
 def _enable_again(enabled: _Enabled, given: Mapping[str, str]) -> None:
     if enabled.pid != os.getpid():
-        warnings.warn(
-            "tencache.enable() was called in a forked child of a process that has tencache: the "
-            "child keeps readable memory but has no budget and spills nothing. Start worker "
-            "processes with the spawn method to give them a runtime of their own.",
-            RuntimeWarning,
-            stacklevel=3,
+        say(
+            "warning: tencache.enable() was called in a forked child of a process that has "
+            "tencache: the child keeps readable memory but has no budget and spills nothing. Start "
+            "worker processes with the spawn method to give them a runtime of their own."
         )
         return
     for name, text in given.items():
@@ -489,13 +518,12 @@ def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
     seen.pop(0, None)
     if not seen:
         return
-    warnings.warn(
-        f"tencache was enabled after {len(seen)} tensor{'s' if len(seen) > 1 else ''} of "
+    # No warning of Python's: filters hide these, and the program has no budget that holds.
+    say(
+        f"warning: tencache was enabled after {len(seen)} tensor{'s' if len(seen) > 1 else ''} of "
         f"{_units.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "
         "outside the budget, and never spill. Enable it before the model is built: put "
-        "tencache.enable() at the top of the program, or start it with `tencache run -- python …`.",
-        RuntimeWarning,
-        stacklevel=4,
+        "tencache.enable() at the top of the program, or start it with `tencache run -- python …`."
     )
 
 

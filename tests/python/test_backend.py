@@ -84,6 +84,12 @@ def test_cuda_where_there_is_none_says_why(monkeypatch, count, cuda, built, reas
     assert "--backend cpu" in str(error.value)
 
 
+def test_a_reason_that_is_a_sentence_gets_no_second_full_stop():
+    message = _backend.no_cuda_message("There is no CUDA driver here. Install NVIDIA's driver.")
+    assert "Install NVIDIA's driver. `tencache doctor`" in message
+    assert ".." not in message
+
+
 # ---- In a program ------------------------------------------------------------------------------
 
 
@@ -113,9 +119,27 @@ def test_a_program_without_a_gpu_gets_the_cpu_backend(run_python):
     )
     asked, allocator, chosen, late = (json.loads(line) for line in done.stdout.splitlines())
     assert asked.startswith("backend=cuda was asked for, but no GPU can be used here: ")
-    assert allocator == asked
+    assert allocator.startswith("tencache.allocator() is the allocator of CUDA tensors, and no GPU")
+    assert 'call tencache.enable(backend="cpu")' in allocator
     assert chosen == ["cpu", "cpu"]
     assert "already enabled with backend=cpu" in late
+
+
+@has_no_gpu
+def test_a_program_whose_call_was_refused_hears_of_no_unused_variable(run_python):
+    done = run_python(
+        """
+        import tencache
+        try:
+            tencache.allocator()
+        except tencache.TencacheError as error:
+            print(error)
+        """,
+        env={"TENCACHE_BACKEND": "cpu"},
+    )
+    assert "no GPU can be used here" in done.stdout
+    assert "--backend" not in done.stdout
+    assert done.stderr == ""
 
 
 @has_no_gpu
@@ -213,6 +237,7 @@ def test_doctor_says_whether_gpus_are_served(run_tencache):
     done = run_tencache("doctor", "--backend", "cuda", env={"COLUMNS": "200"})
     assert done.returncode == 1
     assert "no GPU can be used here" in done.stdout
+    assert ".." not in done.stdout
 
 
 def test_a_gpu_needs_no_disk():

@@ -86,6 +86,29 @@ def test_unknown_option_names_the_nearest():
         _options.find("zzzzzzzz")
 
 
+def test_a_value_without_a_name_is_refused_with_the_name_that_was_meant(run_python):
+    done = run_python(
+        """
+        import tencache
+        for values in (("203MiB",), (1 << 30,), ("1GiB", 5), ([],)):
+            try:
+                tencache.enable(*values)
+            except TypeError as error:
+                print(error)
+        assert not tencache.is_enabled()
+        """,
+        env={"TENCACHE_DEVICE_MEMORY": "1GiB"},
+    )
+    text, number, several, other = done.stdout.splitlines()
+    assert "enable('203MiB') gives a value without a name" in text
+    assert "enable(device_memory='203MiB')" in text and "tencache run --help" in text
+    assert "enable(device_memory=1073741824)" in number
+    assert "enable('1GiB', 5)" in several and "enable(device_memory='2GiB')" in several
+    assert "enable([])" in other and "enable(device_memory='2GiB')" in other
+    # The program has asked, and knows what came of it.
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("asked", ["memory", "gpu_memory", "Memory"])
 def test_shared_words_count_for_more_than_letters(asked):
     with pytest.raises(TypeError, match="did you mean 'device_memory' or 'host_memory'\\?"):

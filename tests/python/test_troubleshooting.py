@@ -38,6 +38,8 @@ OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
         "tencache is not enabled in this process, so …",
         "tencache has no option '…': …",
         "tencache option … is of type …; give …",
+        "tencache.enable(…) gives a value without a name. …",
+        "tencache.allocator() is the allocator of CUDA tensors, and no GPU can be used here: …",
         "TencacheCallback logs nothing, because tencache is not enabled in this process.",
         "tencache was enabled after … had been made: these stay in memory, outside the budget, …",
         "tencache is already enabled with … and cannot change to …",
@@ -212,6 +214,7 @@ def troubles(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> dict[str
             # Threads do not survive a fork.
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "-1",
         },
     )
     assert done.returncode == 0, done.stdout + done.stderr

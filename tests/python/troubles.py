@@ -98,6 +98,8 @@ def wrong_calls():
     tell(tencache.stats)
     tell(tencache.enable, device_mem="1GiB")
     tell(tencache.enable, device_memory=[])
+    tell(tencache.enable, "1GiB")
+    tell(tencache.allocator)
     StepFigures().begin()
     old = torch.zeros(MIB)
     tencache.enable(device_memory="64MiB", record="step.jsonl")
