@@ -21,7 +21,7 @@ from tencache import _charts, _plan_plot
 from tencache._drawing import largest_unit
 from tencache._library import TencacheError
 from tencache._messages import shortened
-from tencache._page_parts import Section, Table, of_another_run, scaled
+from tencache._page_parts import Section, Table, device_words, of_another_run, scaled
 from tencache._page_trace import trace_sections
 from tencache._pipe import speeds
 from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
@@ -121,7 +121,8 @@ def _cards(stats: Mapping[str, Any]) -> Iterator[Card]:
     share = stats["stall_s"] / wall_s if wall_s else 0
     yield Card("Waiting", f"{share:.0%}", f"{format_seconds(stats['stall_s'])} of stall")
     peak, budget = stats["peak"]["device"], stats["budget"]["device"]
-    yield Card("Peak of the device", format_bytes(peak), f"of a budget of {format_bytes(budget)}")
+    where = device_words(stats).where
+    yield Card(f"Peak {where}", format_bytes(peak), f"of a budget of {format_bytes(budget)}")
     moved = stats["bytes"]
     note = f"{format_bytes(moved['evicted'])} left"
     yield Card("Came back", format_bytes(moved["fetched"]), note)
@@ -204,15 +205,16 @@ def _memory(stats: Mapping[str, Any]) -> Section:
         section.missing.append(_NO_HISTORY)
         return section
     at_s, budget = history["at_s"], stats["budget"]["device"]
+    words = device_words(stats)
     largest = max((budget, *history["device"], *history["host"], *history["disk"]))
     unit, name = largest_unit(largest, 1024, _SIZES)
     drawn = [
-        _charts.Line("device, in use", _points(at_s, history["device"], unit), "c1", True),
-        _charts.Line("device, live", _points(at_s, history["live"], unit), "c3"),
+        _charts.Line(f"{words.name}, in use", _points(at_s, history["device"], unit), "c1", True),
+        _charts.Line(f"{words.name}, live", _points(at_s, history["live"], unit), "c3"),
         _charts.Line("host memory", _points(at_s, history["host"], unit), "c4"),
         _charts.Line("disk", _points(at_s, history["disk"], unit), "c2"),
         _charts.Line(
-            "budget of the device", [(at_s[0], budget / unit), (at_s[-1], budget / unit)], "idle"
+            f"budget of {words.of}", [(at_s[0], budget / unit), (at_s[-1], budget / unit)], "idle"
         ),
     ]
     section.drawings.append(
@@ -224,8 +226,8 @@ def _memory(stats: Mapping[str, Any]) -> Section:
         )
     )
     section.texts.append(
-        "What is in use on the device includes freed memory that waits for reuse; live is what the "
-        "program has."
+        f"What is in use {words.where} includes freed memory that waits for reuse; live is what "
+        "the program has."
     )
     return section
 
@@ -266,7 +268,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
     )
     section.drawings.append(
         _charts.lines(
-            "Share of the time that the device waited",
+            f"Share of the time that {device_words(stats).who_waits} waited",
             [_charts.Line("stall", rates["stall_s"], "bad", True)],
             _second_text,
             lambda value: f"{value:.0%}",

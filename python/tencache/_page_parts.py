@@ -6,9 +6,10 @@ Plain values, filled in by _page.py and _page_trace.py, and shown by _page.html.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,23 @@ class Section:
     drawings: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DeviceWords:
+    """What a page calls the device tier, in the words of the run's backend."""
+
+    name: str
+    of: str
+    where: str
+    who_waits: str
+
+
+def device_words(stats: Mapping[str, Any]) -> DeviceWords:
+    """On the cpu backend the device tier is DRAM, and threads wait themselves."""
+    if stats.get("backend") == "cpu":
+        return DeviceWords("DRAM", "DRAM", "in DRAM", "threads")
+    return DeviceWords("device", "the device", "on the device", "the device")
 
 
 def of_another_run(path: Path | None) -> str:

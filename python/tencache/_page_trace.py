@@ -13,7 +13,7 @@ from typing import Any
 
 from tencache import _charts
 from tencache._drawing import largest_unit
-from tencache._page_parts import Section, Table, of_another_run, scaled
+from tencache._page_parts import DeviceWords, Section, Table, device_words, of_another_run, scaled
 from tencache._story import Stall, Story
 from tencache._units import format_time
 
@@ -48,12 +48,13 @@ def trace_sections(
     if story.lost_events:
         part += f"; {story.lost_events} older events were not kept"
     moves.texts.append(f"{part}. Times count from the start of tencache.")
-    _fill_moves(moves, story, begin_ns)
-    _fill_stalls(stalls, story)
+    words = device_words(stats)
+    _fill_moves(moves, story, begin_ns, words)
+    _fill_stalls(stalls, story, words)
     return [moves, stalls]
 
 
-def _fill_moves(section: Section, story: Story, begin_ns: int) -> None:
+def _fill_moves(section: Section, story: Story, begin_ns: int, words: DeviceWords) -> None:
     if not story.has_moves:
         section.missing.append("An older tencache wrote the trace, without moves. Run it again.")
         return
@@ -67,8 +68,8 @@ def _fill_moves(section: Section, story: Story, begin_ns: int) -> None:
         unit, name = largest_unit(max(value for _, value in used), 1024, _SIZES)
         section.drawings.append(
             _charts.lines(
-                "Bytes in use on the device, at each move",
-                [_charts.Line("device, in use", scaled(used, unit), "c1", True)],
+                f"Bytes in use {words.where}, at each move",
+                [_charts.Line(f"{words.name}, in use", scaled(used, unit), "c1", True)],
                 _second_text,
                 lambda value: f"{value:g} {name}",
                 160,
@@ -108,15 +109,15 @@ def _kind(kind: str, is_ahead: bool, is_copied: bool) -> str:
     return "host memory to disk" if kind == "demote" else "disk to host memory"
 
 
-def _fill_stalls(section: Section, story: Story) -> None:
+def _fill_stalls(section: Section, story: Story, words: DeviceWords) -> None:
     total_ns = sum(wait.took_ns for wait in story.waits)
     if not total_ns:
         section.texts.append("No thread waited while the trace was kept.")
         return
-    section.texts.append(
-        f"Threads waited {format_time(total_ns)} in {len(story.waits)} waits. On a GPU, threads "
-        "run ahead: not all of it held the device up."
-    )
+    text = f"Threads waited {format_time(total_ns)} in {len(story.waits)} waits."
+    if words.who_waits != "threads":
+        text += " They run ahead of the GPU: not all of it held the device up."
+    section.texts.append(text)
     by_op = story.stalls_by_op()
     section.drawings.append(
         _charts.bars(

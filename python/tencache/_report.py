@@ -295,13 +295,14 @@ def trouble_lines(stats: Mapping[str, Any]) -> list[str]:
     if unannounced["reads"] or unannounced["writes"]:
         lines.append(
             f"cold tensors were touched outside of ops: {_count(unannounced['reads'], 'read')} and "
-            f"{_count(unannounced['writes'], 'write')} (right, but slow; docs/limits.md)"
+            f"{_count(unannounced['writes'], 'write')} (right, but slow), as by NumPy views "
+            "that are kept, extensions or data_ptr()"
         )
     launches = stats.get("launches", {}).get("unannounced", 0)
     if launches:
         lines.append(
             f"{_count(launches, 'launch', 'launches')} used tensors that no op had announced, and "
-            "passed the gate as ops of their own (right; docs/limits.md)"
+            "passed the gate as ops of their own (right), as kernels of extensions do"
         )
     failures = stats.get("eviction_failures", 0)
     if failures and not has_failed:

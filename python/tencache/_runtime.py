@@ -165,9 +165,10 @@ def _texts(library: Core) -> dict[str, str]:
 
 
 def stats() -> dict[str, Any]:
-    """The counters so far, schema 1 (docs/stats.md); bytes and seconds.
+    """The counters so far, schema 1; bytes and seconds.
 
-    Raises TencacheError if tencache is not enabled.
+    The page on stats in tencache's documents explains each of them. Raises TencacheError if
+    tencache is not enabled.
     """
     enabled = _require_enabled("there are no stats")
     result = core().stats()

@@ -113,7 +113,10 @@ def test_report_of_a_run_shows_everything(finished_run):
     assert stats["versions"]["torch"] in page.sections["top"]
     assert "train.py" in page.sections["top"]
     assert "computing alone (ideal)" in page.sections["steps"]
-    assert "budget of the device" in page.sections["memory"]
+    assert "budget of DRAM" in page.sections["memory"]
+    # On the cpu backend nobody has a GPU, and no device but DRAM has a budget.
+    told = " ".join(words for name, words in page.sections.items() if name != "all")
+    assert "GPU" not in told and "device," not in told and "the device" not in told
     assert "disk written" in page.sections["traffic"]
     assert "evicted" in page.sections["moves"]
     assert re.search(r"\d\.weight", page.sections["stalls"] + page.sections["moves"])
@@ -423,6 +426,22 @@ def test_page_of_a_trace_without_ops_says_why():
     sources = _page.Sources(path=_path("run.json"), stats=SMALL, story=_story.Story())
     page = Page(_page.render(sources))
     assert "Give a smaller --device-memory" in page.sections["moves"]
+
+
+@pytest.mark.any_torch
+@pytest.mark.parametrize(
+    ("backend", "peak", "waits"),
+    [("cpu", "Peak in DRAM", False), ("cuda", "Peak on the device", True)],
+)
+def test_page_has_the_words_of_the_backend(backend, peak, waits):
+    op = _story.Op(0, "aten::mm", 0, 20)
+    story = _story.Story(ops=[op], waits=[_story.Wait(0, op, 1, 9, ())], end_ns=20)
+    stats = {**SMALL, "backend": backend}
+    stats.update(thread_wait_s=1.0, peak={**stats["peak"], "host": 0})
+    page = Page(_page.render(_page.Sources(path=_path("run.json"), stats=stats, story=story)))
+    assert peak in page.sections["top"]
+    assert "in 1 waits." in page.sections["stalls"]
+    assert ("ahead of the GPU" in page.sections["stalls"]) is waits
 
 
 @pytest.mark.any_torch

@@ -69,7 +69,7 @@ OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
         "… exceeds the budget of … by … (counted as over_budget); --device-memory … would hold it",
         "over budget …, by up to … (a warning has named the cause): --device-memory … would hold "
         "them",
-        "cold tensors were touched outside of ops: … (right, but slow; docs/limits.md)",
+        "cold tensors were touched outside of ops: … (right, but slow), as by NumPy views …",
         "learn_from: the recorded period was not followed; …",
         "the … file … could not be written: …",
     ),
