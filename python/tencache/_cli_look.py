@@ -20,7 +20,18 @@ from typing import Any
 import click
 from rich.console import Console
 
-from tencache import _live, _page, _perfetto, _period_file, _pipe, _plan, _report, _story, _top
+from tencache import (
+    _file_kinds,
+    _live,
+    _page,
+    _perfetto,
+    _period_file,
+    _pipe,
+    _plan,
+    _report,
+    _story,
+    _top,
+)
 from tencache._library import TencacheError, core
 from tencache._messages import say
 from tencache._outputs import check_output, write_output
@@ -87,17 +98,29 @@ def say_written(output: Path, what_next: str = "") -> None:
 
 def read_stats(path: Path) -> dict[str, Any]:
     """The stats file's object; TencacheError if it is none."""
+    kind = _file_kinds.kind_of(path)
+    if kind not in (None, _file_kinds.STATS):
+        raise _no_stats(path, f"it is {kind}")
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _no_stats(path, "it is not JSON") from error
+    try:
         _report.summary_lines(content)
         for name in _GROUPS:
             content[name]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise TencacheError(
-            f"{path} holds no stats of tencache ({type(error).__name__}: {error}). Give a file "
-            "written by `tencache run --stats FILE -- …`."
-        ) from error
+    except KeyError as error:
+        raise _no_stats(path, f"it lacks {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _no_stats(path, f"it is JSON of another kind: {error}") from error
     return content
+
+
+def _no_stats(path: Path, reason: str) -> TencacheError:
+    return TencacheError(
+        f"{path} holds no stats of tencache ({reason}). Give a file written by `tencache run "
+        "--stats FILE -- …`."
+    )
 
 
 def _file_of(stats: Mapping[str, Any], name: str) -> Path | None:

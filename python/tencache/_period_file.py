@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tencache import _file_kinds
 from tencache._library import PeriodStruct, TencacheError
 
 _FORMAT = "tencache-period"
@@ -29,7 +30,9 @@ _VERSION = 1
 _NO_TICK = 2**32 - 1
 _COUNT_MAX = _NO_TICK - 1  # of ops and of tensors: their numbers are 32 bits wide in the core
 _NUMBER_MAX = 2**63 - 1
-_DESCRIPTION = "docs/planning.md describes the format."
+_DESCRIPTION = "The page on planning in tencache's documents describes the format."
+# The end of a message where the file is no period at all.
+REMEDY = "Give a file that `tencache run --record FILE -- …` wrote."
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Period:
 def read_period(path: Path) -> Period:
     """Reads the period from the file; TencacheError names a wrong line and the problem."""
     try:
+        kind = _file_kinds.kind_of(path)
+        if kind not in (None, _file_kinds.PERIOD):
+            raise TencacheError(f"{path} is no recorded period: it is {kind}. {REMEDY}")
         return _Reader(path).read()
     except OSError as error:
         raise TencacheError(f"{path} cannot be read: {error.strerror}.") from error
@@ -136,7 +142,8 @@ class _Reader:
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise self._refusal(number, f"it is not JSON ({error})") from error
+                    remedy = REMEDY if number == 1 else _DESCRIPTION
+                    raise self._refusal(number, f"it is not JSON ({error})", remedy) from error
                 if not isinstance(value, dict):
                     raise self._refusal(number, "it is not a JSON object")
                 yield number, value
@@ -147,8 +154,8 @@ class _Reader:
             raise self._refusal(
                 number,
                 f"the format is not {_FORMAT} but {header.get('format')!r}",
-                "Give a file that `tencache trace record -- python train.py` wrote, or begin it "
-                f'with {{"format": "{_FORMAT}", "version": {_VERSION}}}. {_DESCRIPTION}',
+                f'{REMEDY} To make one by hand, begin it with {{"format": "{_FORMAT}", '
+                f'"version": {_VERSION}}}. {_DESCRIPTION}',
             )
         if header.get("version") != _VERSION:
             raise self._refusal(

@@ -337,7 +337,8 @@ def _read_stored_period(text: str, path: Path) -> _period_file.Period:
     try:
         return _period_file.read_period_to_follow(path)
     except TencacheError as error:
-        raise _refused_input(text, str(error)) from error
+        reason = str(error).removesuffix(f" {_period_file.REMEDY}")
+        raise _refused_input(text, reason) from error
 
 
 def _refused_input(text: str, reason: str) -> OptionError:

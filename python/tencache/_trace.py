@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tencache import _file_kinds
 from tencache._library import TencacheError
 from tencache._messages import shortened
 from tencache._units import format_bytes
@@ -61,6 +62,9 @@ class TraceReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        kind = _file_kinds.kind_of(path)
+        if kind not in (None, _file_kinds.TRACE):
+            raise TencacheError(self._refusal(1, f"the file is {kind}"))
         with path.open(encoding="utf-8", errors="replace") as file:
             description = self._parse(1, file.readline())
         if description.get("format") != _FORMAT:
@@ -103,7 +107,7 @@ class TraceReader:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise TencacheError(self._refusal(number, str(error))) from error
+            raise TencacheError(self._refusal(number, "it is not JSON")) from error
         if not isinstance(value, dict):
             raise TencacheError(self._refusal(number, "it is not a JSON object"))
         return value

@@ -451,8 +451,8 @@ TENSOR = {"id": 0, "bytes": 10}
 @pytest.mark.parametrize(
     ("lines", "line", "parts"),
     [
-        ([], 1, ["not tencache-period but None", "tencache trace record"]),
-        ([{"format": "tencache-events", "version": 1}], 1, ["'tencache-events'"]),
+        ([], 1, ["not tencache-period but None", "tencache run --record"]),
+        ([{"format": "a-format", "version": 1}], 1, ["'a-format'"]),
         ([{**HEADER, "version": 2}], 1, ["version 2", "reads version 1"]),
         ([HEADER], 1, ["no ops follow"]),
         ([HEADER, {"name": "a", "compute_ns": 1}], 1, ["no tensors follow", '{"id": …, "bytes"']),

@@ -22,7 +22,7 @@ from conftest import clean_environment, run_command
 from test_report import STATS, gpu_with, stats_of_gpus
 from test_story import check_perfetto
 
-from tencache import _charts, _page, _story
+from tencache import _charts, _page, _perfetto, _story
 
 # A model of 24 MiB with Adam, whose state is twice that, in 40 MiB.
 PROGRAM = """
@@ -308,20 +308,37 @@ def test_what_are_no_names_is_refused_before_anything_is_named(run_forked, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("report", "run.trace"), "holds no stats of tencache"),
-        (("report", "empty.json"), "holds no stats of tencache"),
-        (("report", "run.json", "--trace", "run.json"), "is not from a trace"),
+        (("report", "run.trace"), "holds no stats of tencache (it is a trace, for `tencache trace"),
+        (("report", "run.period"), "holds no stats of tencache (it is a recorded period, for"),
+        (("stats", "page.html"), "holds no stats of tencache (it is a page in HTML"),
+        (("report", "empty.json"), "holds no stats of tencache (it lacks '"),
+        (("report", "list.json"), "holds no stats of tencache (it is JSON of another kind: "),
+        (("report", "text.json"), "holds no stats of tencache (it is not JSON). Give a file"),
+        (("report", "run.json", "--trace", "run.json"), "is not from a trace: the file is a stats"),
+        (("report", "run.json", "--period", "run.json"), "is no recorded period: it is a stats"),
+        (("plan", "run.json"), "run.json is no recorded period: it is a stats file, for `tencache"),
+        (("plan", "run.trace"), "is no recorded period: it is a trace, for `tencache trace`. Give"),
+        (("plan", "perfetto.json"), "is no recorded period: it is a trace for Perfetto's viewer"),
+        (("plan", "text.json"), "line 1: it is not JSON (Expecting value"),
+        (("trace", "dump", "run.period"), "is not from a trace: the file is a recorded period"),
         (("report", "run.json", "-o", "gone/page.html"), "does not exist"),
         (("trace", "export", "run.trace"), "--perfetto"),
         (("trace", "export", "--perfetto", "run.json"), "is not from a trace"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(finished_run, arguments, message):
-    (finished_run / "empty.json").write_text('{"extents": 0}')
+    for name, text in (
+        ("empty.json", '{"extents": 0}'),
+        ("list.json", "[]"),
+        ("text.json", "hello"),
+        ("perfetto.json", _perfetto.to_json(_story.Story()).decode()),
+        ("page.html", "<!doctype html>"),
+    ):
+        (finished_run / name).write_text(text)
     done = run_command([sys.executable, "-m", "tencache", *arguments], cwd=finished_run)
     assert done.returncode == 2
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr and "JSONDecodeError" not in done.stderr
 
 
 @pytest.mark.any_torch

@@ -104,6 +104,7 @@ OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Cannot spill to …: it is in memory (…), …": (*RUN, "--spill-dir=/dev/shm", *TRUE),
     "backend=cuda was asked for, but no GPU can be used here: …": (*RUN, "--backend=cuda", *TRUE),
     "… holds no stats of tencache (…)": ("stats", "train.py"),
+    "… is no recorded period: it is …": ("plan", "page.html"),
     "…, line …, is not from a trace: …": ("trace", "dump", "train.py"),
     "… cannot be read: …": ("run", "--learn-from=nowhere.jsonl", *TRUE),
     "there is no process …": ("top", "--once", str((1 << 22) + 1)),
@@ -274,6 +275,7 @@ def test_command_line_says_so(run_tencache: Run, tmp_path: Path, message: str) -
     if os.path.realpath(sys.executable) in arguments and sys.prefix == sys.base_prefix:
         pytest.skip("this Python is in no virtual environment")
     (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "page.html").write_text("<!doctype html>\n")
     (tmp_path / "period.jsonl").write_text(
         '{"format": "tencache-period", "version": 1}\n{"id": 0, "bytes": 4096}\n'
         '{"name": "aten::mm", "compute_ns": 1, "reads": [0]}\n'
