@@ -6,8 +6,9 @@ the processor time of all its threads, the losses to the last bit, a digest of a
 optimizer states, memory use, and tencache's counts from the end of the warm-up to the last step. A
 job may name a `usage_file` of a memory cgroup, which is read before the model is built. It may also
 give `arm_bytes`: after the measured steps that much is allocated for a moment, which arms tencache,
-and as many steps follow. The training loop is plain PyTorch and does not know whether tencache is
-there.
+and as many steps follow. And it may give `pauses`, the `pid` of another process and a number of
+`steps`: that process goes on for so many steps and stands still for as many, in turn. The training
+loop is plain PyTorch and does not know whether tencache is there.
 
 Data are random but seeded, so two workers with the same job compute the same numbers.
 """
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 import struct
 import sys
 import time
@@ -222,6 +225,14 @@ def _train_step(program: Program, number: int) -> float:
     return loss.item()
 
 
+def train_with_pauses(times: StepTimes, program: Program, steps: int, pauses: Any) -> None:
+    """Trains in parts of `pauses["steps"]`; every other one without the process `pauses["pid"]`."""
+    for part in range(steps // pauses["steps"]):
+        os.kill(pauses["pid"], signal.SIGSTOP if part % 2 else signal.SIGCONT)
+        times.train(program, pauses["steps"])
+    os.kill(pauses["pid"], signal.SIGCONT)
+
+
 def counted(before: Any, after: Any) -> Any:
     """after - before for every number of two stats of the same form."""
     if isinstance(after, Mapping):
@@ -276,7 +287,10 @@ def train(request: Mapping[str, Any]) -> None:
     times = StepTimes()
     times.train(program, request["warmup"])
     stats_before = support.tencache_stats()
-    times.train(program, request["steps"])
+    if request.get("pauses"):
+        train_with_pauses(times, program, request["steps"], request["pauses"])
+    else:
+        times.train(program, request["steps"])
     stats = support.tencache_stats()
     armed = StepTimes(first=len(times.losses))
     if request.get("arm_bytes"):
