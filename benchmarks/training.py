@@ -7,8 +7,9 @@ optimizer states, memory use, and tencache's counts from the end of the warm-up 
 job may name a `usage_file` of a memory cgroup, which is read before the model is built. It may also
 give `arm_bytes`: after the measured steps that much is allocated for a moment, which arms tencache,
 and as many steps follow. And it may give `pauses`, the `pid` of another process and a number of
-`steps`: that process goes on for so many steps and stands still for as many, in turn. The training
-loop is plain PyTorch and does not know whether tencache is there.
+`steps`: beside every other part of so many steps it stands still. What processor time it took of
+each part is answered, too. The training loop is plain PyTorch and does not know whether tencache is
+there.
 
 Data are random but seeded, so two workers with the same job compute the same numbers.
 """
@@ -225,12 +226,30 @@ def _train_step(program: Program, number: int) -> float:
     return loss.item()
 
 
-def train_with_pauses(times: StepTimes, program: Program, steps: int, pauses: Any) -> None:
-    """Trains in parts of `pauses["steps"]`; every other one without the process `pauses["pid"]`."""
+def is_paused_in(part: int) -> bool:
+    """With, without, without, with, and so on: what drifts meanwhile drifts for both."""
+    return part % 4 in (1, 2)
+
+
+def processor_s(pid: int) -> float:
+    """User and system time that a running process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def train_beside(
+    times: StepTimes, program: Program, steps: int, pauses: Mapping[str, int]
+) -> list[float]:
+    """Trains beside a process that pauses; returns its processor time by part."""
+    pid = pauses["pid"]
+    taken_s = []
     for part in range(steps // pauses["steps"]):
-        os.kill(pauses["pid"], signal.SIGSTOP if part % 2 else signal.SIGCONT)
+        os.kill(pid, signal.SIGSTOP if is_paused_in(part) else signal.SIGCONT)
+        begin_s = processor_s(pid)
         times.train(program, pauses["steps"])
-    os.kill(pauses["pid"], signal.SIGCONT)
+        taken_s.append(processor_s(pid) - begin_s)
+    os.kill(pid, signal.SIGCONT)
+    return taken_s
 
 
 def counted(before: Any, after: Any) -> Any:
@@ -287,8 +306,9 @@ def train(request: Mapping[str, Any]) -> None:
     times = StepTimes()
     times.train(program, request["warmup"])
     stats_before = support.tencache_stats()
+    taken_s = []
     if request.get("pauses"):
-        train_with_pauses(times, program, request["steps"], request["pauses"])
+        taken_s = train_beside(times, program, request["steps"], request["pauses"])
     else:
         times.train(program, request["steps"])
     stats = support.tencache_stats()
@@ -301,6 +321,7 @@ def train(request: Mapping[str, Any]) -> None:
             "parameters": sum(parameter.numel() for parameter in program.model.parameters()),
             "step_s": times.step_s[request["warmup"] :],
             "step_processor_s": times.processor_s[request["warmup"] :],
+            "beside_processor_s": taken_s,
             "warmup_s": times.step_s[: request["warmup"]],
             "armed_step_s": armed.step_s[request["warmup"] :],
             "armed_step_processor_s": armed.processor_s[request["warmup"] :],

@@ -2,8 +2,8 @@
 """What does it cost to watch a run: `--stats`, and `tencache top` beside it?
 
 Trains a GPT-2 under a budget that never spills: in turn plainly and with `--stats FILE`; then once
-beside `tencache top`, which looks once a second, its default, for some steps and stands still for
-as many, in turn. Compared is the processor time of a step, of all threads of the program; the goal
+beside `tencache top`, which looks once a second, its default, and stands still beside every other
+part of the steps. Compared is the processor time of a step, of all threads of the program; the goal
 is at most 0.5 % more. What `top` itself takes of a processor is told apart.
 
 Such differences are far below what one pair can show. So ratios are means over many pairs, with
@@ -22,10 +22,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import training
@@ -37,19 +37,12 @@ from support import GIB, MeanRatio, Variant
 
 SHAPE = GptShape(layers=8, width=512, heads=8, vocabulary=4096, sequence=128, batch=2)
 WARMUP, STEPS = 4, 12
-# Enough for one or two looks of `top`, and short beside what else changes on a machine.
-STEPS_OF_A_PART = 8
-PAIRS_PER_ROUND = 4
+# Seconds, and so several looks of `top`, which also looks when it goes on.
+STEPS_OF_A_PART = 20
 GOAL = 1.005
 OPTIONS = {"device_memory": 8 * GIB}
 PLAIN, WITH_TOP = Variant("tencache", OPTIONS), Variant("tencache top", OPTIONS)
 KINDS = ("step_s", "step_processor_s")
-
-
-def processor_s(pid: int) -> float:
-    """User and system time that a running process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def drain(terminal: int) -> None:
@@ -63,8 +56,12 @@ def drain(terminal: int) -> None:
 def top_in_a_terminal() -> Iterator[subprocess.Popen[bytes]]:
     """`tencache top` runs in a terminal meanwhile."""
     master, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
     command = [sys.executable, "-m", "tencache", "top"]
-    top = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal)
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    top = subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
+    )
     os.close(terminal)
     reader = threading.Thread(target=drain, args=(master,))
     reader.start()
@@ -87,26 +84,35 @@ def measure(variant: Variant) -> dict[str, Any]:
     )
 
 
-def measure_with_top(rounds: int) -> dict[str, Any]:
-    """One program beside `top`: what its steps took in parts with and without it."""
-    parts = 2 * PAIRS_PER_ROUND * rounds
+def measure_with_top(pairs: int) -> dict[str, Any]:
+    """One program: what its steps took in the parts beside a `top` that looks, and in the others.
+
+    `top_share` is what top took of a processor while it looked.
+    """
+    parts = 2 * pairs
     with top_in_a_terminal() as top:
-        begin_s = processor_s(top.pid)
         job = {
             **training.job(SHAPE, warmup=WARMUP, steps=parts * STEPS_OF_A_PART),
             "pauses": {"pid": top.pid, "steps": STEPS_OF_A_PART},
         }
         run = support.run_worker("training.py", job, WITH_TOP)
-        top_s = processor_s(top.pid) - begin_s
-    by_part = {
-        kind: [
-            statistics.fmean(run[kind][part * STEPS_OF_A_PART :][:STEPS_OF_A_PART])
-            for part in range(parts)
-        ]
-        for kind in KINDS
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    plain: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    top_s = 0.0
+    for part in range(parts):
+        steps = slice(part * STEPS_OF_A_PART, (part + 1) * STEPS_OF_A_PART)
+        for kind in KINDS:
+            into = plain if training.is_paused_in(part) else found
+            into[kind].append(statistics.fmean(run[kind][steps]))
+        if not training.is_paused_in(part):
+            top_s += run["beside_processor_s"][part]
+    watched_s = sum(found[KINDS[0]]) * STEPS_OF_A_PART
+    return {
+        "found": found,
+        "plain": plain,
+        "top_share": top_s / watched_s,
+        "foreign_share": run["foreign_share"],
     }
-    watched_s = sum(by_part["step_s"][::2]) * STEPS_OF_A_PART
-    return {**by_part, "top_share": top_s / watched_s}
 
 
 class Pairs:
@@ -148,13 +154,11 @@ def main() -> None:
         runs = support.interleave(
             [PLAIN, stats], options.rounds, measure, quiet_wait_s=options.quiet_wait
         )
+    support.wait_for_quiet(options.quiet_wait)
     beside_top = measure_with_top(options.rounds)
     pairs = {
         stats.name: of_processes(runs, stats.name),
-        WITH_TOP.name: Pairs(
-            {kind: beside_top[kind][::2] for kind in KINDS},
-            {kind: beside_top[kind][1::2] for kind in KINDS},
-        ),
+        WITH_TOP.name: Pairs(beside_top["found"], beside_top["plain"]),
     }
     report = Report(
         name="watching",
@@ -172,11 +176,13 @@ def main() -> None:
         ],
         notes=[
             f"{training.describe(SHAPE, runs[PLAIN.name][0]['parameters'])}, fused AdamW. "
-            + support.foreign_note(runs),
+            f"{support.foreign_note({**runs, WITH_TOP.name: [beside_top]})} Of the one beside top "
+            "this includes top itself.",
             f"--stats: {options.rounds} pairs of processes, {WARMUP} steps of warm-up, then "
-            f"{STEPS} that count. top: one process, {PAIRS_PER_ROUND * options.rounds} pairs of "
-            f"{STEPS_OF_A_PART} steps. Times: median of means. Ratios: mean over the pairs +- "
-            "twice its standard error. Processor time is that of all threads of the program.",
+            f"{STEPS} that count. top: one process, {options.rounds} pairs of parts of "
+            f"{STEPS_OF_A_PART} steps; a stopped top also looks when it goes on. Times: median of "
+            "means. Ratios: mean over the pairs +- twice its standard error. Processor time is "
+            "that of all threads of the program.",
         ],
         data={name: of.data() for name, of in pairs.items()},
     )

@@ -273,7 +273,8 @@ class Heap {
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> is_bounded_{false};
   std::atomic<bool> is_in_debt_{false};
-  std::atomic<uint64_t> warned_excess_bytes_{0};  // the most that a warning has named
+  // The most that a warning has named; all that may be, once a debt has been warned of.
+  std::atomic<uint64_t> warned_excess_bytes_{0};
   std::atomic<bool> warned_debt_{false};
 };
 

@@ -118,7 +118,14 @@ def _tell_unused(names: Sequence[str], pid: int) -> None:
     """A forked child says nothing: its parent does."""
     from tencache import _runtime
 
-    if os.getpid() == pid and not _runtime.was_asked() and not _is_started_by_cpp():
+    if os.getpid() != pid or _runtime.is_enabled() or _is_started_by_cpp():
+        return
+    if _runtime.was_asked():
+        say(
+            f"warning: {shortened(', '.join(names))} had no effect: the program asked for tencache "
+            "and was refused, so it ran without."
+        )
+    else:
         say(f"warning: {unused_message(names, 'this program ran without tencache')}")
 
 

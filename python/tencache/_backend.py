@@ -63,7 +63,7 @@ def why_no_cuda(torch: Any) -> str | None:
         return f"torch {torch.__version__} is built without CUDA"
     reason = _torch_version.why_no_cuda_shim(_torch_version.running(torch))
     if reason is not None:
-        return reason.rstrip(".")
+        return reason
     count = _visible_gpus(torch)
     if count < 0:
         # Without NVML only CUDA itself can tell; it would be asked in a moment anyway.
@@ -78,7 +78,7 @@ def why_no_cuda(torch: Any) -> str | None:
 def no_cuda_message(reason: str) -> str:
     """The error for a program that asked for cuda where no GPU can be used."""
     return (
-        f"backend=cuda was asked for, but no GPU can be used here: {reason}. `tencache "
+        f"backend=cuda was asked for, but no GPU can be used here: {reason.rstrip('.')}. `tencache "
         "doctor` shows what was found. Leave the option backend at auto, or set it to cpu "
         '(--backend cpu, backend="cpu"), to keep tensors in DRAM under a budget.'
     )

@@ -112,7 +112,7 @@ def read_stats(path: Path) -> dict[str, Any]:
     except KeyError as error:
         raise _no_stats(path, f"it lacks {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _no_stats(path, f"it is JSON of another kind: {error}") from error
+        raise _no_stats(path, "it is JSON of another kind") from error
     return content
 
 

@@ -92,3 +92,8 @@ def shortened(text: str, most: int = _MOST_OF_A_TEXT) -> str:
         note = f" [{len(text) - head - tail} characters left out] "
         text = f"{text[:head]}{note}{text[-tail:]}"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """The count with its noun: 1 wait, 2 waits."""
+    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"

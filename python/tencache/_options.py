@@ -22,7 +22,7 @@ from tencache._messages import shortened
 
 SWITCH = "TENCACHE"
 
-# Names may be of any length.
+# Names may be of any length, and difflib takes its square.
 _ASKED_NAME_MAX = 64
 
 _TRUE = frozenset({"1", "on", "true", "yes"})
@@ -73,7 +73,7 @@ def find(name: str) -> Option:
 
 
 def _similar(asked: str, names: Iterable[str]) -> list[str]:
-    """What may have been meant, as the core finds it for variables.
+    """What may have been meant.
 
     Names with all words of the asked one ("memory" is of host_memory); else the one that is spelled
     almost like it; else names with some of its words.

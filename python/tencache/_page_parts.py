@@ -41,13 +41,14 @@ class DeviceWords:
     of: str
     where: str
     who_waits: str
+    runs_ahead: bool  # threads queue work and go on
 
 
 def device_words(stats: Mapping[str, Any]) -> DeviceWords:
     """On the cpu backend the device tier is DRAM, and threads wait themselves."""
     if stats.get("backend") == "cpu":
-        return DeviceWords("DRAM", "DRAM", "in DRAM", "threads")
-    return DeviceWords("device", "the device", "on the device", "the device")
+        return DeviceWords("DRAM", "DRAM", "in DRAM", "threads", runs_ahead=False)
+    return DeviceWords("device", "the device", "on the device", "the device", runs_ahead=True)
 
 
 def of_another_run(path: Path | None) -> str:

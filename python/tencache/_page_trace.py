@@ -13,6 +13,7 @@ from typing import Any
 
 from tencache import _charts
 from tencache._drawing import largest_unit
+from tencache._messages import counted
 from tencache._page_parts import DeviceWords, Section, Table, device_words, of_another_run, scaled
 from tencache._story import Stall, Story
 from tencache._units import format_time
@@ -114,8 +115,8 @@ def _fill_stalls(section: Section, story: Story, words: DeviceWords) -> None:
     if not total_ns:
         section.texts.append("No thread waited while the trace was kept.")
         return
-    text = f"Threads waited {format_time(total_ns)} in {len(story.waits)} waits."
-    if words.who_waits != "threads":
+    text = f"Threads waited {format_time(total_ns)} in {counted(len(story.waits), 'wait')}."
+    if words.runs_ahead:
         text += " They run ahead of the GPU: not all of it held the device up."
     section.texts.append(text)
     by_op = story.stalls_by_op()

@@ -31,8 +31,15 @@ _NO_TICK = 2**32 - 1
 _COUNT_MAX = _NO_TICK - 1  # of ops and of tensors: their numbers are 32 bits wide in the core
 _NUMBER_MAX = 2**63 - 1
 _DESCRIPTION = "The page on planning in tencache's documents describes the format."
-# The end of a message where the file is no period at all.
-REMEDY = "Give a file that `tencache run --record FILE -- …` wrote."
+_REMEDY = "Give a file that `tencache run --record FILE -- …` wrote."
+
+
+class PeriodError(TencacheError):
+    """The file cannot be used. `problem` says why, and the message also what to do about it."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(f"{problem} {remedy}".rstrip())
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -58,26 +65,26 @@ class Period:
 
 
 def read_period(path: Path) -> Period:
-    """Reads the period from the file; TencacheError names a wrong line and the problem."""
+    """Reads the period from the file; PeriodError names a wrong line and the problem."""
     try:
         kind = _file_kinds.kind_of(path)
         if kind not in (None, _file_kinds.PERIOD):
-            raise TencacheError(f"{path} is no recorded period: it is {kind}. {REMEDY}")
+            raise PeriodError(f"{path} is no recorded period: it is {kind}.", _REMEDY)
         return _Reader(path).read()
     except OSError as error:
-        raise TencacheError(f"{path} cannot be read: {error.strerror}.") from error
+        raise PeriodError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def read_period_to_follow(path: Path) -> Period:
-    """As read_period; TencacheError also for a file that does not tell enough to be followed.
+    """As read_period; PeriodError also for a file that does not tell enough to be followed.
 
     Each process of a launch reads the file, so it can be neither a pipe nor a device.
     """
     if os.path.exists(path) and not os.path.isfile(path):
-        raise TencacheError(f"{path} is not a regular file.")
+        raise PeriodError(f"{path} is not a regular file.")
     period = read_period(path)
     if period.unordered_line:
-        raise TencacheError(
+        raise PeriodError(
             f"{path}, line {period.unordered_line}: it lacks order, so the period cannot be "
             "followed. An older tencache or another tool wrote the file: record the program again."
         )
@@ -142,7 +149,7 @@ class _Reader:
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    remedy = REMEDY if number == 1 else _DESCRIPTION
+                    remedy = _REMEDY if number == 1 else _DESCRIPTION
                     raise self._refusal(number, f"it is not JSON ({error})", remedy) from error
                 if not isinstance(value, dict):
                     raise self._refusal(number, "it is not a JSON object")
@@ -154,7 +161,7 @@ class _Reader:
             raise self._refusal(
                 number,
                 f"the format is not {_FORMAT} but {header.get('format')!r}",
-                f'{REMEDY} To make one by hand, begin it with {{"format": "{_FORMAT}", '
+                f'{_REMEDY} To make one by hand, begin it with {{"format": "{_FORMAT}", '
                 f'"version": {_VERSION}}}. {_DESCRIPTION}',
             )
         if header.get("version") != _VERSION:
@@ -364,8 +371,8 @@ class _Reader:
             return float(value)
         raise self._refusal(1, f"{name} is {value!r}", remedy)
 
-    def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> TencacheError:
-        return TencacheError(f"{self._path}, line {number}: {problem}. {remedy}")
+    def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> PeriodError:
+        return PeriodError(f"{self._path}, line {number}: {problem}.", remedy)
 
     def _struct(self, fixed_bytes: int) -> PeriodStruct:
         return PeriodStruct(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tencache._library import Core, TencacheError, core
-from tencache._messages import is_spawned, rank_of, say, shortened
+from tencache._messages import counted, is_spawned, rank_of, say, shortened
 from tencache._units import format_bytes, format_rate, format_seconds, format_time, option_bytes
 
 # By what Core.recorded() returns.
@@ -176,7 +176,7 @@ def _first_line(stats: Mapping[str, Any]) -> str:
     peak, budget = stats["peak"]["device"], stats["budget"]["device"]
     line = format_seconds(wall_s)
     if steps:
-        line += f" in all, {_count(steps, 'step')}"
+        line += f" in all, {counted(steps, 'step')}"
     return f"{line}; device peak {format_bytes(peak)} of a budget of {format_bytes(budget)}"
 
 
@@ -271,9 +271,9 @@ def _stored_lines(stats: Mapping[str, Any]) -> list[str]:
             "learn_from: the recorded period was not followed; perhaps it is of another program, "
             "or its tensors have other sizes (--record FILE records this one)"
         ]
+    ops = counted(stored["ticks_followed"], "op")
     return [
-        f"learn_from: the recorded period was followed for {_count(stored['ticks_followed'], 'op')}"
-        ", until this run had shown its own"
+        f"learn_from: the recorded period was followed for {ops}, until this run had shown its own"
     ]
 
 
@@ -287,28 +287,29 @@ def trouble_lines(stats: Mapping[str, Any]) -> list[str]:
         excess = max(one["over_budget"]["peak_bytes"] for one in exceeded)
         need = max(one["budget"]["device"] + one["over_budget"]["peak_bytes"] for one in exceeded)
         lines.append(
-            f"over budget {_count(count, 'time')}, by up to {format_bytes(excess)} "
+            f"over budget {counted(count, 'time')}, by up to {format_bytes(excess)} "
             "(a warning has named the cause): "
             f"--device-memory {option_bytes(need)} would hold them"
         )
     unannounced = stats["unannounced"]
     if unannounced["reads"] or unannounced["writes"]:
         lines.append(
-            f"cold tensors were touched outside of ops: {_count(unannounced['reads'], 'read')} and "
-            f"{_count(unannounced['writes'], 'write')} (right, but slow), as by NumPy views "
+            "cold tensors were touched outside of ops: "
+            f"{counted(unannounced['reads'], 'read')} and "
+            f"{counted(unannounced['writes'], 'write')} (right, but slow), as by NumPy views "
             "that are kept, extensions or data_ptr()"
         )
     launches = stats.get("launches", {}).get("unannounced", 0)
     if launches:
         lines.append(
-            f"{_count(launches, 'launch', 'launches')} used tensors that no op had announced, and "
+            f"{counted(launches, 'launch', 'launches')} used tensors that no op had announced, and "
             "passed the gate as ops of their own (right), as kernels of extensions do"
         )
     failures = stats.get("eviction_failures", 0)
     if failures and not has_failed:
         on_cuda = stats.get("backend") == "cuda"
         lines.append(
-            f"{_count(failures, 'eviction')} failed, since "
+            f"{counted(failures, 'eviction')} failed, since "
             f"{'host memory' if on_cuda else 'the spill file'} could not take them; the tensors "
             f"stayed {'on the GPU' if on_cuda else 'in memory'}. `tencache doctor` shows the "
             f"{'memory that is left' if on_cuda else 'disk tier'}"
@@ -325,7 +326,3 @@ def _failed_gpus(stats: Mapping[str, Any]) -> list[str]:
         for gpu in stats.get("gpus", ())
         if gpu.get("failure")  # files of earlier builds lack it
     ]
-
-
-def _count(count: int, noun: str, plural: str = "") -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {plural or noun + 's'}"

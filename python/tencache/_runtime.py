@@ -101,13 +101,22 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
 
 
 def _unnamed_message(values: Sequence[object]) -> str:
-    """The error for `enable("2GiB")`, with the line that was meant if only one option takes it."""
+    """The error for `enable("2GiB")`; it shows the value in its place if it is a size."""
     given = ", ".join(shortened(repr(value)) for value in values)
-    meant = values[0] if len(values) == 1 and isinstance(values[0], (str, int)) else "2GiB"
+    meant = values[0] if len(values) == 1 and _is_size(values[0]) else "2GiB"
     return (
         f"tencache.enable({given}) gives a value without a name. Name the option, as in "
         f"enable(device_memory={shortened(repr(meant))}); `tencache run --help` lists all."
     )
+
+
+def _is_size(value: object) -> bool:
+    option = _options.find("device_memory")
+    try:
+        core().check_option(option.name, _options.to_text(option, value))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def allocator() -> Any:
@@ -137,7 +146,7 @@ def is_enabled() -> bool:
 
 
 def was_asked() -> bool:
-    """Whether the program has called for tencache, even in vain: then it knows what came of it."""
+    """Whether the program has called for tencache, even in vain."""
     return _was_asked
 
 
@@ -336,9 +345,8 @@ def _own_input_path(path: Path) -> Path | None:
 def _read_stored_period(text: str, path: Path) -> _period_file.Period:
     try:
         return _period_file.read_period_to_follow(path)
-    except TencacheError as error:
-        reason = str(error).removesuffix(f" {_period_file.REMEDY}")
-        raise _refused_input(text, reason) from error
+    except _period_file.PeriodError as error:
+        raise _refused_input(text, error.problem) from error
 
 
 def _refused_input(text: str, reason: str) -> OptionError:

@@ -264,6 +264,7 @@ TEST_F(HeapTest, WarningsNameOpAndBudgetAsTheExcessDoubles) {
   EXPECT_THAT(second, ::testing::HasSubstr("aten::_fused_adam_"));
   EXPECT_THAT(second, ::testing::HasSubstr("--device-memory 68MiB would hold it"));
   EXPECT_EQ(warning("aten::add"), "") << "hardly more";
+  EXPECT_THAT(warning("aten::cat"), ::testing::HasSubstr("--device-memory 72MiB would hold it"));
 }
 
 TEST_F(HeapTest, DiskToBlameIsNamedInsteadOfGoingOverTheBudget) {

@@ -26,7 +26,7 @@ class PartsMover final : public Mover {
   EvictionResult evict(std::span<Extent* const> extents) override {
     parts.emplace_back(extents.begin(), extents.end());
     if (during_write) during_write();
-    return {};
+    return {.count = extents.size(), .bytes = 0, .failure = {}};
   }
   void fetch(std::span<Extent* const> /*extents*/, StreamSet /*streams*/,
              OpWait* /*wait*/) override {}
@@ -53,6 +53,9 @@ class MoverTest : public ::testing::Test {
   void evict(const std::vector<MoveRequest>& requests) {
     ListedEvictions listed(requests);
     mover_.evict_requested(listed);
+    size_t count = 0;
+    for (const std::vector<Extent*>& part : mover_.parts) count += part.size();
+    EXPECT_EQ(listed.total().count, count) << "each part is told";
   }
   Extent* extent(size_t number) { return &extents_.at(number); }
 

@@ -457,7 +457,7 @@ def test_page_has_the_words_of_the_backend(backend, peak, waits):
     stats.update(thread_wait_s=1.0, peak={**stats["peak"], "host": 0})
     page = Page(_page.render(_page.Sources(path=_path("run.json"), stats=stats, story=story)))
     assert peak in page.sections["top"]
-    assert "in 1 waits." in page.sections["stalls"]
+    assert "in 1 wait." in page.sections["stalls"]
     assert ("ahead of the GPU" in page.sections["stalls"]) is waits
 
 

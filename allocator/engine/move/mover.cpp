@@ -15,8 +15,9 @@ void Mover::evict_requested(EvictionSource& source) {
   }
 }
 
-// What needs no write makes room at once, so it goes first. The room of a part appears when all of
-// it has left, so neither what needs a write nor anything large shares one with those before it.
+// What is presumed clean makes room without a write, so it goes first. The room of a part appears
+// when all of it has left, so what needs a write shares no part with what needs none, and a part
+// ends before it would be larger than bytes_at_once().
 void Mover::evict_in_parts(std::vector<MoveRequest> requests, EvictionSource* source) {
   const auto first_to_write = std::stable_partition(
       requests.begin(), requests.end(),

@@ -70,7 +70,7 @@ class Evictor final : public RoomMaker {
   void end_wait() override;
   bool is_disk_failing() const override;
 
-  /// Evicts these soon, in the given order; what needs no copy may go first.
+  /// Evicts these soon, in the given order; what is presumed clean may go first.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
 
   /// Has ops reported from now on.

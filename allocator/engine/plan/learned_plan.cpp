@@ -14,11 +14,6 @@ namespace {
 // Plans of one kind are for sizes that differ by more than this.
 constexpr double kSimilarSizes = 1.08;
 
-bool is_similar(uint64_t a, uint64_t b) {
-  const auto [less, more] = std::minmax({static_cast<double>(a), static_cast<double>(b)});
-  return more <= kSimilarSizes * less;
-}
-
 uint64_t bytes_of(const std::shared_ptr<const LearnedPlan>& plan) {
   return plan->period->born_bytes;
 }
@@ -45,8 +40,13 @@ Machine with_headroom(Machine machine) {
 
 }  // namespace
 
+bool are_similar_sizes(uint64_t a, uint64_t b) {
+  const auto [less, more] = std::minmax({static_cast<double>(a), static_cast<double>(b)});
+  return more <= kSimilarSizes * less;
+}
+
 bool are_for_similar_sizes(const LearnedPlan& a, const LearnedPlan& b) {
-  return is_similar(a.period->born_bytes, b.period->born_bytes) &&
+  return are_similar_sizes(a.period->born_bytes, b.period->born_bytes) &&
          a.period->is_same_kind(*b.period);
 }
 
@@ -73,8 +73,9 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
 }
 
 std::shared_ptr<const LearnedPlan> LearnedKind::plan_for(uint64_t born_bytes) const {
-  const auto found = std::ranges::find_if(
-      plans, [born_bytes](const auto& plan) { return is_similar(bytes_of(plan), born_bytes); });
+  const auto found = std::ranges::find_if(plans, [born_bytes](const auto& plan) {
+    return are_similar_sizes(bytes_of(plan), born_bytes);
+  });
   return found != plans.end() ? *found : nullptr;
 }
 

@@ -56,6 +56,8 @@ struct LearnedKind {
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 
+/// Whether bytes of two periods differ so little that one plan serves both.
+bool are_similar_sizes(uint64_t a, uint64_t b);
 /// Whether the plans are for the same kind of period, in sizes so alike that one of them is enough.
 bool are_for_similar_sizes(const LearnedPlan& a, const LearnedPlan& b);
 

@@ -77,6 +77,11 @@ class Learner {
   LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
 
  private:
+  /// Of one copy.
+  struct SizesSeen {
+    uint64_t allocated_bytes = 0;
+    uint64_t born_bytes = 0;  // of the period that was built from it
+  };
   struct Kind {
     uint64_t number = 0;
     std::shared_ptr<const LearnedPlan> learned;  // the newest plan
@@ -91,7 +96,11 @@ class Learner {
     uint64_t periods_at_copy = 0;          // `periods` when the log last had an exact copy
     uint64_t used_at = 0;                  // the last look that found it followed
     uint64_t stall_free_budget_bytes = 0;  // for the sizes of `learned`; 0: not known
-    int64_t born_beyond_allocated = 0;     // Period::born_bytes less what the same copy allocated
+    std::vector<SizesSeen> sizes_seen;     // no two of similar allocated_bytes
+
+    /// The plan for a copy that allocated so much, if such a copy was looked at before.
+    std::shared_ptr<const LearnedPlan> plan_where_allocated(uint64_t bytes) const;
+    void note_sizes(uint64_t allocated_bytes, uint64_t born_bytes);
   };
   /// A part of the log that may be a period.
   struct Candidate {
@@ -128,7 +137,6 @@ class Learner {
   void plan_again(uint64_t number);
   bool look_at_size(Kind* kind, const PeriodPlace& place);
   bool renew(Kind* kind, const PeriodPlace& place);
-  std::optional<Period> build_anew(Kind* kind, const PeriodPlace& place);
   bool is_for_another_budget(const LearnedPlan& learned) const;
   void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);

@@ -153,20 +153,11 @@ void Learner::plan_again(uint64_t number) {
 bool Learner::renew(Kind* kind, const PeriodPlace& place) {
   if (kind->periods < std::max(kFirstReplanPeriods, 2 * kind->periods_planned_at)) return false;
   kind->periods_planned_at = kind->periods;
-  std::optional<Period> period = build_anew(kind, place);
+  std::optional<Period> period = build_period(ticks_, place, recorder_);
   if (!period || !period->is_like(*kind->learned->period)) return false;
   kind->is_guess = false;
   plan_period(kind, std::move(*period));
   return true;
-}
-
-std::optional<Period> Learner::build_anew(Kind* kind, const PeriodPlace& place) {
-  std::optional<Period> period = build_period(ticks_, place, recorder_);
-  if (period) {
-    kind->born_beyond_allocated = static_cast<int64_t>(period->born_bytes) -
-                                  static_cast<int64_t>(allocated_bytes(ticks_, place));
-  }
-  return period;
 }
 
 // The program may change its budget, and other processes take memory of the GPU.
@@ -180,20 +171,38 @@ bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
 // budget; true if it did. It is the cost of a plan, not of following it, that forbids one for each
 // size.
 bool Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
-  const auto allocated = static_cast<int64_t>(allocated_bytes(ticks_, place));
-  const int64_t born = std::max<int64_t>(allocated + kind->born_beyond_allocated, 0);
-  const auto known = kind->plans.plan_for(static_cast<uint64_t>(born));
+  const uint64_t allocated = allocated_bytes(ticks_, place);
+  const auto known = kind->plan_where_allocated(allocated);
   if (known != nullptr && !is_for_another_budget(*known)) return false;
   // More sizes than there is room for would be planned again and again.
   if (known == nullptr && kind->plans.is_full() && !std::has_single_bit(++kind->further_sizes)) {
     return false;
   }
-  std::optional<Period> period = build_anew(kind, place);
+  std::optional<Period> period = build_period(ticks_, place, recorder_);
   if (!period || !period->is_same_kind(*kind->learned->period)) return false;
+  kind->note_sizes(allocated, period->born_bytes);
   const auto similar = kind->plans.plan_for(period->born_bytes);
   if (similar != nullptr && !is_for_another_budget(*similar)) return false;
   plan_period(kind, std::move(*period));
   return true;
+}
+
+// What a copy allocated is seen without building a period from it. Only that tells what of it was
+// made once, and what the copy used that others before it had allocated.
+std::shared_ptr<const LearnedPlan> Learner::Kind::plan_where_allocated(uint64_t bytes) const {
+  const auto seen = std::ranges::find_if(sizes_seen, [bytes](const SizesSeen& sizes) {
+    return are_similar_sizes(sizes.allocated_bytes, bytes);
+  });
+  return seen != sizes_seen.end() ? plans.plan_for(seen->born_bytes) : nullptr;
+}
+
+void Learner::Kind::note_sizes(uint64_t allocated_bytes, uint64_t born_bytes) {
+  constexpr size_t kSeenMax = 4 * LearnedKind::kSizesMax;
+  std::erase_if(sizes_seen, [allocated_bytes](const SizesSeen& sizes) {
+    return are_similar_sizes(sizes.allocated_bytes, allocated_bytes);
+  });
+  if (sizes_seen.size() == kSeenMax) sizes_seen.erase(sizes_seen.begin());
+  sizes_seen.push_back({allocated_bytes, born_bytes});
 }
 
 // Its processor time is what planning costs the program, however long this thread has to wait for a
@@ -212,8 +221,9 @@ void Learner::plan_period(Kind* kind, Period period) {
     kind->periods_at_copy = kind->periods;
   }
   // What was found for an earlier plan of these sizes stands until it is looked for anew.
-  if (!is_replan || !are_for_similar_sizes(*learned, *kind->learned))
+  if (!is_replan || !are_for_similar_sizes(*learned, *kind->learned)) {
     kind->stall_free_budget_bytes = 0;
+  }
   kind->plans.take(learned);
   kind->learned = learned;
   kind->is_stored = is_stored;

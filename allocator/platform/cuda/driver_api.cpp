@@ -72,6 +72,11 @@ StatusCode status_code(CUresult result) {
 
 bool has_nvidia_device(const std::string& root) {
   constexpr std::string_view kVendor = "0x10de";
+  constexpr std::string_view kDisplayClass = "0x03";  // NVIDIA also makes chipsets
+  const auto begins_with = [](const std::filesystem::path& path, std::string_view text) {
+    std::string word;
+    return std::ifstream(path) >> word && word.starts_with(text);
+  };
   std::error_code error;
   // The driver makes the first two; dxg is a GPU of Windows, in its subsystem for Linux.
   for (const char* name : {"/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"}) {
@@ -79,8 +84,10 @@ bool has_nvidia_device(const std::string& root) {
   }
   std::filesystem::directory_iterator device(root + "/sys/bus/pci/devices", error);
   for (; !error && device != std::filesystem::directory_iterator(); device.increment(error)) {
-    std::string vendor;
-    if (std::ifstream(device->path() / "vendor") >> vendor && vendor == kVendor) return true;
+    if (begins_with(device->path() / "vendor", kVendor) &&
+        begins_with(device->path() / "class", kDisplayClass)) {
+      return true;
+    }
   }
   return false;
 }
@@ -93,8 +100,9 @@ Result<DriverApi> load_driver() {
     const std::string reason = dlerror();
     return Status(StatusCode::kUnavailable,
                   has_nvidia_device("")
-                      ? "There is no CUDA driver here: " + reason + ". Install NVIDIA's driver."
-                      : "There is no NVIDIA GPU in this machine. The cpu backend needs none.");
+                      ? "There is no CUDA driver here: " + reason +
+                            ". Install NVIDIA's driver, or give the container the GPU (--gpus all)."
+                      : "No NVIDIA GPU is visible here. The cpu backend needs none.");
   }
   auto get = reinterpret_cast<GetProcAddress>(find_unguarded(library, "cuGetProcAddress_v2"));
   if (get == nullptr) {

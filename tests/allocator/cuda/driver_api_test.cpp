@@ -34,10 +34,10 @@ TEST(LoadDriverTest, WithoutADriverSaysWhatIsMissingAndTheRemedy) {
   EXPECT_EQ(driver.status().code(), StatusCode::kUnavailable);
   if (has_nvidia_device("")) {
     EXPECT_THAT(driver.status().message(), HasSubstr("libcuda.so.1"));
-    EXPECT_THAT(driver.status().message(), EndsWith("Install NVIDIA's driver."));
+    EXPECT_THAT(driver.status().message(), EndsWith("the container the GPU (--gpus all)."));
   } else {
     EXPECT_EQ(driver.status().message(),
-              "There is no NVIDIA GPU in this machine. The cpu backend needs none.");
+              "No NVIDIA GPU is visible here. The cpu backend needs none.");
   }
 }
 
@@ -45,15 +45,18 @@ TEST(NvidiaDeviceTest, IsSeenWithAndWithoutItsDriver) {
   const TestDirectory directory;
   const std::string& root = directory.path();
   EXPECT_FALSE(has_nvidia_device(root)) << "neither folder is there";
-  const auto add_device = [&root](const std::string& name, const std::string& vendor) {
+  const auto add_device = [&root](const std::string& name, const std::string& vendor,
+                                  const std::string& device_class) {
     const std::string folder = root + "/sys/bus/pci/devices/" + name;
     std::filesystem::create_directories(folder);
     std::ofstream(folder + "/vendor") << vendor << "\n";
+    std::ofstream(folder + "/class") << device_class << "\n";
   };
-  add_device("0000:00:01.0", "0x8086");
+  add_device("0000:00:01.0", "0x8086", "0x030000");
+  add_device("0000:00:04.0", "0x10de", "0x060000");
   std::filesystem::create_directories(root + "/sys/bus/pci/devices/0000:00:02.0");
-  EXPECT_FALSE(has_nvidia_device(root)) << "a device of another vendor, and one that tells none";
-  add_device("0000:00:03.0", "0x10de");
+  EXPECT_FALSE(has_nvidia_device(root)) << "another vendor, a chipset, and one that tells nothing";
+  add_device("0000:00:03.0", "0x10de", "0x030200");
   EXPECT_TRUE(has_nvidia_device(root));
   std::filesystem::remove_all(root + "/sys");
   EXPECT_FALSE(has_nvidia_device(root));
