@@ -4,21 +4,22 @@
 A row is an engine: the memory of one process, or of one of its GPUs. Rates are those since the last
 look. The first look has none before it, so it shows the average since tencache started. Columns
 that would tell no row from another are left out, and so are those of least worth where the terminal
-is too narrow: no figure is cut. A file or a pipe gets a table for each look, with its time. Nothing
-here touches the processes (_live.py).
+is too narrow. A file, a pipe or a terminal that cannot be redrawn gets a table for each look, with
+its time. Nothing here touches the processes (_live.py).
 Units: bytes and seconds. Threads: none of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +32,7 @@ from tencache._units import format_bytes
 
 _COMMAND_LETTERS, _PROGRAM_LETTERS = 100, 20
 _GAP = 1  # letters between two columns
-_WIDE = 500  # letters; wider than any table
+_WIDE = 500  # letters; wider than any table, for rich takes 80 where there is no terminal
 _NOBODY = "no process of yours runs under tencache; start one with `tencache run -- …`"
 
 Key = tuple[int, int | None]  # pid, GPU
@@ -84,8 +85,10 @@ def all_rates(look: Look, before: Look | None) -> dict[Key, Rates | None]:
     return {key: rates(now, known.get(key)) for key, now in look.engines().items()}
 
 
-def table(look: Look, shown: Mapping[Key, Rates | None], width: int | None = None) -> Table:
-    """One row for each engine, and below them what each process runs.
+def table(
+    look: Look, shown: Mapping[Key, Rates | None], width: int | None = None
+) -> tuple[Table, Text]:
+    """One row for each engine, and the lines for below them: what each process runs.
 
     No wider than `width`, as far as that is possible; None: as wide as need be.
     """
@@ -104,7 +107,7 @@ def table(look: Look, shown: Mapping[Key, Rates | None], width: int | None = Non
     for name in cells:
         result.add_column(name, justify="right", no_wrap=True)
     for row in zip(*cells.values(), strict=True):
-        result.add_row(*row)
+        result.add_row(*map(Text, row))  # rich takes a plain string for markup
     lines = [
         f"{process.pid}: {shortened(process.command, _COMMAND_LETTERS)}"
         + ("" if process.engines else " (it has used no GPU yet)")
@@ -112,9 +115,7 @@ def table(look: Look, shown: Mapping[Key, Rates | None], width: int | None = Non
     ] or [_NOBODY]
     if left_out:
         lines.append(f"left out, for lack of width: {', '.join(left_out)}")
-    result.caption = Text("\n".join(lines), style="dim")
-    result.caption_justify = "left"
-    return result
+    return result, Text("\n".join(lines), style="dim")
 
 
 def _leave_out(cells: dict[str, list[str]], width: int | None) -> list[str]:
@@ -201,7 +202,19 @@ _COLUMNS = (
 
 
 # Least worth first. The lines below the table tell the program of each process.
-_LEFT_OUT_FIRST = ("program", "steps", "early", "user", "disk", "host", "rank", "out/s", "in/s")
+_LEFT_OUT_FIRST = (
+    "program",
+    "steps",
+    "early",
+    "user",
+    "disk",
+    "host",
+    "rank",
+    "out/s",
+    "in/s",
+    "stall",
+    "memory",
+)
 
 
 def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
@@ -216,31 +229,43 @@ def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
     return {"schema": 1, "processes": result}
 
 
-def width_of(console: Console) -> int | None:
-    """How wide a table may be there: in a file as it likes, unless COLUMNS says how wide."""
-    return console.width if console.is_terminal or os.environ.get("COLUMNS") else None
+def is_screen(console: Console) -> bool:
+    """Whether it is a terminal that can be redrawn. FORCE_COLOR alone makes none of a file."""
+    return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
+def fit(console: Console) -> int | None:
+    """Makes the console as wide as a table may be, and returns that; None: as wide as need be."""
+    columns = os.environ.get("COLUMNS", "")
+    said = int(columns) if columns.isdecimal() else 0
+    if not is_screen(console):
+        # Both at once, or a dumb terminal keeps its 80 letters.
+        console.size = ConsoleDimensions(said or _WIDE, console.height)
+        return said or None
+    if console.width < 1:  # rich believes COLUMNS=0
+        console.width = shutil.get_terminal_size().columns
+    return console.width
 
 
 def print_look(look: Look, shown: Mapping[Key, Rates | None], console: Console) -> None:
     """Prints the table; a reader of the file or pipe has it at once."""
-    width = width_of(console)
-    shown_table = table(look, shown, width)
-    # In a file nothing is cut or wrapped: rich takes 80 letters for the width of what is none.
-    console.print(shown_table, width=width or _WIDE, crop=False)
+    rows, lines = table(look, shown, fit(console))
+    console.print(rows)
+    console.print(lines, soft_wrap=True)
     console.file.flush()
 
 
 def run(pid: int | None, interval_s: float, console: Console) -> None:
     """Shows look after look until the user interrupts, or the one named process has ended."""
     looks = _looks(pid, interval_s)
-    if not console.is_terminal:
+    if not is_screen(console):
         for look, shown in looks:
             console.print(time.strftime("%Y-%m-%d %H:%M:%S"), highlight=False)
             print_look(look, shown, console)
         return
     with Live(console=console, auto_refresh=False, screen=True) as live:
         for look, shown in looks:
-            live.update(table(look, shown, console.width), refresh=True)
+            live.update(Group(*table(look, shown, fit(console))), refresh=True)
 
 
 def _looks(pid: int | None, interval_s: float) -> Iterator[tuple[Look, dict[Key, Rates | None]]]:

@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 import os
+import pty
 import pwd
 import re
 import signal
@@ -183,6 +184,13 @@ def test_rates_are_those_between_two_looks():
     assert _top.rates(idle, now) == _top.Rates(0.0, 0.0, 0.0, None)
 
 
+class Screen(io.StringIO):
+    """A terminal that keeps what it is told."""
+
+    def isatty(self):
+        return True
+
+
 def test_top_redraws_until_the_process_has_ended(monkeypatch):
     looks = [1.0, 2.0, None]
 
@@ -194,7 +202,8 @@ def test_top_redraws_until_the_process_has_ended(monkeypatch):
         return [process_of(4711, engine, age_s=age_s)]
 
     monkeypatch.setattr(_live, "processes", processes)
-    screen = io.StringIO()
+    screen = Screen()
+    monkeypatch.setenv("TERM", "xterm")
     _top.run(4711, 0.0, Console(file=screen, width=200, force_terminal=True))
     assert looks == []
     text = screen.getvalue()
@@ -221,19 +230,22 @@ BUSY = {
 
 def shown_in(width: int | None, *processes: _live.LiveProcess) -> list[str]:
     look, screen = _top.Look(processes), io.StringIO()
-    Console(file=screen, width=width or 500).print(
-        _top.table(look, _top.all_rates(look, None), width)
-    )
+    rows, lines = _top.table(look, _top.all_rates(look, None), width)
+    Console(file=screen, width=width or 500, color_system=None).print(rows, lines, sep="\n")
     return screen.getvalue().splitlines()
+
+
+def ranks(**counters) -> list[_live.LiveProcess]:
+    engine = dataclasses.replace(engine_of(**{**BUSY, **counters}), gpu=0)
+    return [
+        dataclasses.replace(process_of(4190000 + rank, engine, user=user), rank=rank)
+        for rank, user in enumerate(["ann", "a_long_name_of_a_user"])
+    ]
 
 
 @pytest.mark.parametrize("width", [80, 60, 40])
 def test_a_narrow_terminal_gets_fewer_columns_and_no_figure_is_cut(width):
-    engine = dataclasses.replace(engine_of(**BUSY), gpu=0)
-    processes = [
-        dataclasses.replace(process_of(4190000 + rank, engine, user=user), rank=rank)
-        for rank, user in enumerate(["ann", "a_long_name_of_a_user"])
-    ]
+    processes = ranks()
     every_head = shown_in(None, *processes)[0].split()
     head, *rows = shown_in(width, *processes)
     assert len(head) <= width
@@ -249,6 +261,71 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_figure_is_cut(width):
     assert ("in/s" in names) == (width >= 60)
 
 
+def test_from_24_columns_on_no_figure_is_cut():
+    widest = {"device_budget": 1023 << 20, "device_used": 1023 << 20}
+    for width in range(24, 100):
+        head, *rows = shown_in(width, *ranks(**widest))
+        assert max(map(len, (head, *rows))) <= width
+        for rank in range(2):
+            assert str(4190000 + rank) in rows[rank] and "100% of 1023 MiB" in rows[rank]
+            assert "…" not in rows[rank]
+
+
+def printed(console: Console, *processes: _live.LiveProcess) -> list[str]:
+    look = _top.Look(processes)
+    _top.print_look(look, _top.all_rates(look, None), console)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("columns", [None, "abc", "0", "-80"])
+@pytest.mark.parametrize("force_color", [None, "1"])
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_file_gets_whole_tables_and_lines(monkeypatch, columns, force_color, term):
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    variables = {"COLUMNS": columns, "FORCE_COLOR": force_color, "TERM": term, "NO_COLOR": "1"}
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    command = "python train.py " + "--flag " * 12
+    processes = [dataclasses.replace(one, command=command) for one in ranks()]
+    head, *rows = printed(Console(file=io.StringIO(), color_system=None), *processes)
+    for name in ("user", "program", "rank", "host", "disk", "in/s", "early", "steps"):
+        assert name in head
+    assert len(rows) == 4, "a row and a line for each rank"
+    assert not any("…" in row for row in rows)
+    for rank in range(2):
+        assert f"{4190000 + rank}" in rows[rank] and "GPU 0" in rows[rank]
+        assert "123456" in rows[rank] and command in rows[2 + rank]
+
+
+@pytest.mark.parametrize("file", [io.StringIO, Screen])
+def test_columns_says_how_wide_a_table_may_be(monkeypatch, file):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    console = Console(file=file(), force_terminal=file is Screen, color_system=None)
+    rows = printed(console, *ranks())
+    assert max(map(len, rows[:3])) <= 60
+    assert "left out, for lack of width" in rows[-1]
+
+
+def test_a_terminal_is_as_wide_as_it_is_where_columns_is_0(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "0")
+    monkeypatch.setattr(os, "get_terminal_size", lambda _fd: os.terminal_size((130, 40)))
+    console = Console(file=Screen(), force_terminal=True)
+    assert _top.is_screen(console) and _top.fit(console) == 130
+
+
+@pytest.mark.parametrize("name", ["train[old].py", "a[/b]", "[red]x", ":smile:"])
+def test_a_name_is_shown_as_it_is(name):
+    processes = [process_of(4711, engine_of(), program=name, user=name)]
+    processes.append(process_of(4712, engine_of()))
+    _, row, *_ = printed(Console(file=io.StringIO(), color_system=None), *processes)
+    assert row.split()[1:3] == [name, name]
+
+
 def test_one_program_on_a_cpu_fits_80_columns_whole():
     busy = {name: count for name, count in BUSY.items() if name != "host_budget"}
     head, row, *rest = shown_in(80, process_of(4190000, engine_of(**busy)))
@@ -257,12 +334,20 @@ def test_one_program_on_a_cpu_fits_80_columns_whole():
     assert row.split()[0] == "4190000" and row.split()[-1] == "123456"
 
 
-def test_a_pipe_gets_a_table_for_each_look_until_the_command_is_ended():
+def top_environment(**variables) -> dict[str, str]:
+    """Without what tells rich of another terminal than there is."""
+    environment = clean_environment({})
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        environment.pop(name, None)
+    return {**environment, **variables}
+
+
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1"}], ids=["plain", "forced"])
+def test_a_pipe_gets_a_table_for_each_look_until_the_command_is_ended(variables):
     with program() as running:
         running.agreed()
         command = [sys.executable, "-m", "tencache", "top", str(running.pid), "--interval", "0.2"]
-        environment = clean_environment({})
-        environment.pop("COLUMNS", None)
+        environment = top_environment(**variables)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         ) as top:
@@ -276,6 +361,59 @@ def test_a_pipe_gets_a_table_for_each_look_until_the_command_is_ended():
         times = [line for line in lines if re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8}\n", line)]
         assert len(times) == 3
         assert not any("lack of width" in line for line in lines)
+        assert "\x1b[?" not in "".join(lines)
+
+
+def read_until(descriptor: int, wanted: bytes) -> bytes:
+    """What comes until it holds `wanted`, or until the other end is closed."""
+    text = b""
+    with contextlib.suppress(OSError):  # how Linux tells that nobody has the terminal any more
+        while wanted not in text:
+            text += os.read(descriptor, 65536)
+    return text
+
+
+@contextlib.contextmanager
+def top_on_a_terminal(term: str):
+    """The command over a program, on a terminal; yields its process and the other end."""
+    ours, theirs = pty.openpty()
+    with program() as running, os.fdopen(ours, "rb", buffering=0):
+        running.agreed()
+        try:
+            top = subprocess.Popen(
+                [sys.executable, "-m", "tencache", "top", str(running.pid), "--interval", "0.2"],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env=top_environment(TERM=term),
+            )
+        finally:
+            os.close(theirs)
+        with top:
+            try:
+                yield top, ours
+            finally:
+                top.kill()
+
+
+def test_sigterm_leaves_the_terminal_as_it_was():
+    with top_on_a_terminal("xterm") as (top, terminal):
+        before = read_until(terminal, b" of 32.0 MiB")
+        assert b"\x1b[?1049h" in before and b"\x1b[?25l" in before
+        top.terminate()
+        after = read_until(terminal, b"no such text")
+        assert b"\x1b[?1049l" in after and b"\x1b[?25h" in after
+        assert b"Traceback" not in after
+        assert top.wait() == 128 + signal.SIGTERM == 143
+
+
+def test_a_dumb_terminal_gets_a_table_for_each_look():
+    with top_on_a_terminal("dumb") as (top, terminal):
+        text = b"".join(read_until(terminal, b" of 32.0 MiB") for _ in range(2))
+        top.terminate()
+        text += read_until(terminal, b"no such text")
+        assert top.wait() == 143
+        assert b"\x1b" not in text and b"lack of width" not in text
 
 
 def test_rows_of_several_processes_say_which_is_which():
@@ -287,7 +425,7 @@ def test_rows_of_several_processes_say_which_is_which():
         ]
     )
     screen = io.StringIO()
-    Console(file=screen, width=200).print(_top.table(look, {}))
+    Console(file=screen, width=200, color_system=None).print(*_top.table(look, {}), sep="\n")
     head, *rows = screen.getvalue().splitlines()
     assert head.split()[:3] == ["pid", "user", "program"]
     for row, words in zip(
@@ -331,7 +469,7 @@ def test_a_process_is_named_by_what_it_runs(words, name):
 def test_top_with_nobody_to_show_says_so():
     look = _top.Look([])
     screen = io.StringIO()
-    Console(file=screen, width=200).print(_top.table(look, {}))
+    Console(file=screen, width=200, color_system=None).print(*_top.table(look, {}), sep="\n")
     assert "no process of yours runs under tencache" in screen.getvalue()
 
 
