@@ -35,7 +35,7 @@ _REMEDY = "Give a file that `tencache run --record FILE -- …` wrote."
 
 
 class PeriodError(TencacheError):
-    """The file cannot be used. `problem` says why, and the message also what to do about it."""
+    """The file cannot be used. Where it is no period at all, `problem` lacks the remedy."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem} {remedy}".rstrip())
@@ -149,8 +149,8 @@ class _Reader:
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    remedy = _REMEDY if number == 1 else _DESCRIPTION
-                    raise self._refusal(number, f"it is not JSON ({error})", remedy) from error
+                    refuse = self._no_period if number == 1 else self._refusal
+                    raise refuse(number, f"it is not JSON ({error})") from error
                 if not isinstance(value, dict):
                     raise self._refusal(number, "it is not a JSON object")
                 yield number, value
@@ -158,11 +158,8 @@ class _Reader:
     def _header(self, lines: Iterator[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
         number, header = next(lines, (1, {}))
         if header.get("format") != _FORMAT:
-            raise self._refusal(
-                number,
-                f"the format is not {_FORMAT} but {header.get('format')!r}",
-                f'{_REMEDY} To make one by hand, begin it with {{"format": "{_FORMAT}", '
-                f'"version": {_VERSION}}}. {_DESCRIPTION}',
+            raise self._no_period(
+                number, f"the format is not {_FORMAT} but {header.get('format')!r}"
             )
         if header.get("version") != _VERSION:
             raise self._refusal(
@@ -372,7 +369,14 @@ class _Reader:
         raise self._refusal(1, f"{name} is {value!r}", remedy)
 
     def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> PeriodError:
-        return PeriodError(f"{self._path}, line {number}: {problem}.", remedy)
+        return PeriodError(f"{self._path}, line {number}: {problem}. {remedy}")
+
+    def _no_period(self, number: int, problem: str) -> PeriodError:
+        by_hand = f'{{"format": "{_FORMAT}", "version": {_VERSION}}}'
+        return PeriodError(
+            f"{self._path}, line {number}: {problem}.",
+            f"{_REMEDY} To make one by hand, begin it with {by_hand}. {_DESCRIPTION}",
+        )
 
     def _struct(self, fixed_bytes: int) -> PeriodStruct:
         return PeriodStruct(

@@ -126,7 +126,7 @@ def test_a_program_without_a_gpu_gets_the_cpu_backend(run_python):
 
 
 @has_no_gpu
-def test_a_program_whose_call_was_refused_hears_of_no_unused_variable(run_python):
+def test_a_program_whose_call_was_refused_hears_that_it_ran_without(run_python):
     done = run_python(
         """
         import tencache
@@ -139,7 +139,10 @@ def test_a_program_whose_call_was_refused_hears_of_no_unused_variable(run_python
     )
     assert "no GPU can be used here" in done.stdout
     assert "--backend" not in done.stdout
-    assert done.stderr == ""
+    assert done.stderr == (
+        "tencache: warning: TENCACHE_BACKEND had no effect: the program asked for tencache and was "
+        "refused, so it ran without.\n"
+    )
 
 
 @has_no_gpu

@@ -312,7 +312,7 @@ def test_what_are_no_names_is_refused_before_anything_is_named(run_forked, tmp_p
         (("report", "run.period"), "holds no stats of tencache (it is a recorded period, for"),
         (("stats", "page.html"), "holds no stats of tencache (it is a page in HTML"),
         (("report", "empty.json"), "holds no stats of tencache (it lacks '"),
-        (("report", "list.json"), "holds no stats of tencache (it is JSON of another kind: "),
+        (("report", "list.json"), "holds no stats of tencache (it is JSON of another kind)"),
         (("report", "text.json"), "holds no stats of tencache (it is not JSON). Give a file"),
         (("report", "run.json", "--trace", "run.json"), "is not from a trace: the file is a stats"),
         (("report", "run.json", "--period", "run.json"), "is no recorded period: it is a stats"),
