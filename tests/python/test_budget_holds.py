@@ -333,5 +333,7 @@ def test_small_tensors_that_stay_are_blamed_for_an_exceeded_budget(run_forked: R
         """,
         env={**ON, "TENCACHE_DEVICE_MEMORY": "32MiB"},
     )
-    (warning,) = [line for line in done.stderr.splitlines() if "over_budget" in line]
-    assert "of tensors smaller than" in warning and "--extent-min" in warning, warning
+    warnings = [line for line in done.stderr.splitlines() if "over_budget" in line]
+    assert warnings  # again as the excess doubles
+    for warning in warnings:
+        assert "of tensors smaller than" in warning and "--extent-min" in warning, warning
