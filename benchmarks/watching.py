@@ -170,7 +170,7 @@ def main() -> None:
         tables=[
             Table(
                 "Time of a step",
-                ("watched by", "step without", "with", "processor time without", "with"),
+                ("watched by", "step, unwatched", "ratio", "processor time, unwatched", "ratio"),
                 [of.row(name) for name, of in pairs.items()],
             )
         ],

@@ -84,15 +84,14 @@ void DeviceModel::require(const TraceOp& op) {
   });
   if (are_there) return;
   const uint64_t moves_before = number_;
-  bool has_demanded = false;
   for (const TraceAccess& access : op.accesses) {
     TensorState& state = states_[access.tensor];
     if (state.place == Place::kEvicting) stay(access.tensor);
     if (state.place != Place::kCold) continue;
     make_room(bytes_of(access.tensor));
     start_fetch(access.tensor, now_ns_);
-    has_demanded = true;
   }
+  const bool has_demanded = number_ > moves_before;
   // Where threads wait rather than a device, what an op finds cold is late, even if it arrives
   // while the op waits for something else. They wait for that first, and what was under way when
   // the op began has arrived by then.

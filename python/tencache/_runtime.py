@@ -42,7 +42,15 @@ from tencache import (
     _warmup,
 )
 from tencache._library import Core, OptionError, TencacheError, core, cuda_shim, shim
-from tencache._messages import is_spawned, process_label, rank_of, say, set_log_level, shortened
+from tencache._messages import (
+    counted,
+    is_spawned,
+    process_label,
+    rank_of,
+    say,
+    set_log_level,
+    shortened,
+)
 
 # The options that name an output file of the program, and the text that means "none".
 OUTPUT_OPTIONS = ("stats", "trace", "record")
@@ -530,7 +538,7 @@ def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
         return
     # No warning of Python's: filters hide these, and the program has no budget that holds.
     say(
-        f"warning: tencache was enabled after {len(seen)} tensor{'s' if len(seen) > 1 else ''} of "
+        f"warning: tencache was enabled after {counted(len(seen), 'tensor')} of "
         f"{_units.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "
         "outside the budget, and never spill. Enable it before the model is built: put "
         "tencache.enable() at the top of the program, or start it with `tencache run -- python …`."
