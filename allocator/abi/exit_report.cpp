@@ -62,7 +62,7 @@ Json stats_for_file(Runtime& runtime, Json stats) {
     const std::string path = runtime.option_text(name);
     if (path != kNoFile) stats["files"][name] = path;
   }
-  stats["history"] = Json::parse(runtime.history_json());
+  stats["history"] = Json::parse(runtime.watch().history_json());
   return stats;
 }
 

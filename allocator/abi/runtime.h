@@ -83,9 +83,8 @@ class Runtime {
   Recorded recorded() const { return recorded_.load(); }
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
-  std::string history_json() { return watch_.history_json(); }
-  /// Call before an engine goes.
-  void stop_watch() { watch_.stop(); }
+  /// Stop it before an engine goes.
+  Watch& watch() { return watch_; }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Every option's name and its value, as text.
   nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);

@@ -212,7 +212,7 @@ size_t tencache_stats_json(char* buffer, size_t bytes) {
 }
 
 size_t tencache_history_json(char* buffer, size_t bytes) {
-  return copy_text(Runtime::instance().history_json(), buffer, bytes);
+  return copy_text(Runtime::instance().watch().history_json(), buffer, bytes);
 }
 
 uint64_t tencache_empty_cache(void) { return engines().empty_caches(); }

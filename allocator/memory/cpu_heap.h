@@ -47,6 +47,10 @@ struct Frames {
   uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
+/// Pages that became resident without an op: those that the program wrote, and the others of the
+/// same extent.
+enum class Unannounced : uint8_t { kWritten, kMerged };
+
 class CpuHeap final : public Heap {
  public:
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
@@ -99,12 +103,12 @@ class CpuHeap final : public Heap {
   uint64_t note_unannounced(Extent* extent, uint64_t bytes) {
     return unannounced_.note(extent, bytes);
   }
-  void count_written_over_budget(uint64_t bytes, uint64_t excess_bytes) {
-    count_over_budget(bytes, excess_bytes, "wrote");
-  }
-  /// The same for the pages that it did not write, which became resident with those.
-  void count_merged_over_budget(uint64_t bytes, uint64_t excess_bytes) {
-    count_over_budget(bytes, excess_bytes, "wrote outside of ops, which took another");
+  /// Counts that such pages exceed the budget: those that were written, or the rest of the extent,
+  /// which became resident with them.
+  void count_unannounced_over_budget(uint64_t bytes, uint64_t excess_bytes, Unannounced what) {
+    count_over_budget(
+        bytes, excess_bytes,
+        what == Unannounced::kWritten ? "wrote" : "wrote outside of ops, which took another");
   }
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }

@@ -8,7 +8,8 @@
 //
 // Invariants
 //   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging, Arriving or
-//      Cached, and of every small block, are reserved in the budget.
+//      Cached, and of every small block, are reserved in the budget. What a budget has
+//      in use is the sum of these, and of what others use of the GPU.
 //   2. The table names every extent that is not Vacant.
 //
 // Threads: any. Nothing here takes a lock; the backend's heap has its own.
@@ -116,15 +117,12 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for memory that the device is done with and, where that makes up a good part of
-  /// `bytes`, for what only work in `streams` may still use. Waits for no other stream: that one
-  /// may need the calling thread to go on.
+  /// The same for all memory that the device is done with, also what small blocks keep, and where
+  /// that makes up a good part of `bytes`, for what only work in `streams` may still use. Waits for
+  /// no other stream: that one may need the calling thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }
-  /// Gives memory that small blocks keep back, as far as the device is done with it; waits for
-  /// nothing.
-  virtual uint64_t drop_idle_segments(uint64_t /*bytes*/) { return 0; }
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 
@@ -145,7 +143,6 @@ class Heap {
   /// needs, and not by what the program needs in the end. The debt is paid when what is used fits
   /// the budget again.
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
-  Status pay_debt(uint64_t requested_bytes);
 
   /// For an op that may not stop halfway, before it begins: whether what it names fits the budget.
   /// That is so as long as the disk takes something, or if all of it can be resident at once. Else
@@ -181,11 +178,12 @@ class Heap {
   void call_attention() { room_maker_->on_attention(); }
 
   Budget& budget() { return budget_; }
+
+ protected:
   /// Whether the program itself has set a bound. What does not fit below the bound, once everything
   /// that may leave has left, is refused instead of exceeding the budget.
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
-
- protected:
+  Status pay_debt(uint64_t requested_bytes);
   /// While it lives, the calling thread makes or waits for room that work in `streams` will fill.
   class RoomWait {
    public:

@@ -29,7 +29,7 @@ TestEngine::Adjust small_budget(std::function<void(CpuEngineConfig&)> more = {})
   };
 }
 
-uint64_t small_bytes(TestEngine& engine) { return engine.device().heap().malloc_use().used(); }
+uint64_t small_bytes(TestEngine& engine) { return engine.device().heap().small_bytes(); }
 
 TEST(CpuHeapSlabsTest, FewSmallTensorsStayInMalloc) {
   TestEngine engine(small_budget());

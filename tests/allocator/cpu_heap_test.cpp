@@ -88,7 +88,7 @@ TEST_F(HeapTest, SmallBlocksComeFromMallocAndCount) {
   EXPECT_EQ(budget_->used(), malloc_usable_size(small.address));
   memset(small.address, 1, 100);
   heap_->free(small.address);
-  EXPECT_EQ(heap_->malloc_use().used(), 0u);
+  EXPECT_EQ(heap_->small_bytes(), 0u);
 }
 
 TEST_F(HeapTest, WhatMallocKeepsOfSmallBlocksGoesAfterTheCacheWhenRoomIsNeeded) {
@@ -350,7 +350,7 @@ TEST_F(HeapTest, WithoutMappingsOrAddressesPlainMemoryServes) {
   EXPECT_EQ(plain.extent, nullptr);
   EXPECT_GE(budget_->used(), 3 * kMiB);
   heap_->free(plain.address);
-  EXPECT_EQ(heap_->malloc_use().used(), 0u);
+  EXPECT_EQ(heap_->small_bytes(), 0u);
   make({}, 4 * kGranuleBytes);
   for (int index = 0; index < 4; ++index) ASSERT_NE(allocate(kPageBytes).extent, nullptr);
   const Allocation without_addresses = allocate(kPageBytes);
@@ -416,7 +416,7 @@ TEST_F(HeapTest, ThreadsKeepTheBooksRight) {
   EXPECT_TRUE(heap_->is_valid());
   EXPECT_EQ(budget_->used(), heap_->cached_bytes() + heap_->malloc_use().reserved());
   heap_->drop_cached(~uint64_t{0});
-  EXPECT_EQ(heap_->malloc_use().used(), 0u);
+  EXPECT_EQ(heap_->small_bytes(), 0u);
   EXPECT_EQ(budget_->used(), heap_->malloc_use().reserved());
   EXPECT_EQ(heap_->extent_count(), 0u);
 }

@@ -236,7 +236,7 @@ TEST_F(DiskPatienceTest, ADiskThatComesBackPaysTheDebt) {
   EXPECT_EQ(run_ops(engine(), addresses, &error), 60U);
   EXPECT_LE(engine()->budget().used(), kBudget);
   expect_intact(addresses);
-  EXPECT_EQ(engine().check_books(engine().device().heap().malloc_use().used()), "");
+  EXPECT_EQ(engine().check_books(engine().device().heap().small_bytes()), "");
 }
 
 std::vector<Access> writes_of(const std::vector<char*>& addresses) {

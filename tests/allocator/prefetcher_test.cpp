@@ -230,7 +230,7 @@ TEST_F(PrefetcherTest, AnOpThatWaitsForAnothersFetchIsNoDemand) {
     });
     EXPECT_TRUE(eventually([&] {
       const bool has_begun = Extent::pins_of(engine_.extent(first)->load()) > 0;
-      return has_begun && is_asleep(thread) && !mover.is_demanded();
+      return has_begun && is_asleep(thread) && !mover.ledger().is_demanded();
     }));
   });
   EXPECT_EQ(prefetch(mover, std::vector<MoveRequest>{request(first)}), 1u);
@@ -273,7 +273,7 @@ TEST_F(PrefetcherTest, WhatJoinedAndCannotBeReadStaysCold) {
   EXPECT_EQ(engine_->mover()->prefetch(listed), 0u);
   EXPECT_TRUE(engine_.is_resident(first));
   EXPECT_TRUE(engine_.is_cold(second));
-  EXPECT_EQ(engine_->mover()->bytes_ahead(), 0u);
+  EXPECT_EQ(engine_->mover()->ledger().bytes_ahead.load(), 0u);
   EXPECT_EQ(engine_.check_books(), "");
   engine_.use({second, third});
   EXPECT_TRUE(has_pattern(second, kBytes, 2));

@@ -124,7 +124,7 @@ tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* er
 
 void tencache_gpu_close(tencache_gpu* gpu) {
   if (gpu == nullptr) return;
-  tencache::Runtime::instance().stop_watch();
+  tencache::Runtime::instance().watch().stop();
   tencache::Runtime::instance().engines().remove(gpu->engine.get());
   gpu->engine.reset();  // before the driver table that it calls
   delete gpu;

@@ -287,7 +287,7 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
 }
 
 TENCACHE_SLOW void Gate::note_early(Extent* extent) {
-  mover_->count_early(extent);
+  mover_->ledger().count_early(extent);
   if (neighbours_ != nullptr && neighbours_->is_active()) neighbours_->on_early(extent);
 }
 

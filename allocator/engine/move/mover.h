@@ -99,19 +99,8 @@ class Mover {
   /// Fills in sizes and speeds of the tiers below the one that it writes to.
   virtual void describe_below(Machine* /*machine*/) const {}
 
-  // What the ledger tells.
-  void count_early(Extent* extent) { ledger_.count_early(extent); }
-  bool is_demanded() const { return ledger_.is_demanded(); }
-  /// Room of fetches under way that no op waits for on the host. It can be evicted again once they
-  /// have ended.
-  uint64_t bytes_ahead() const { return ledger_.bytes_ahead.load(std::memory_order_relaxed); }
-  const MoveRate& read_speed() const { return ledger_.read_speed; }
-  const MoveRate& write_speed() const { return ledger_.write_speed; }
-  const MoveRate& read_work() const { return ledger_.read_work; }
-  const MoveRate& write_work() const { return ledger_.write_work; }
-  const MoveRate& drop_work() const { return ledger_.drop_work; }
-
   MoveLedger& ledger() { return ledger_; }
+  const MoveLedger& ledger() const { return ledger_; }
   ForkLatch& fork_latch() { return fork_latch_; }
 
  protected:

@@ -13,16 +13,24 @@ namespace {
 // not match never gets better.
 constexpr int kReadTriesMax = 3;
 
-/// Hashes the pieces that have arrived while later ones are in flight, and hands on each segment as
-/// soon as all of it is there.
+/// Reads the slots from number `done()` on: hashes the pieces that have arrived while later ones
+/// are in flight, and hands on each slot's bytes as soon as all of them are there and proved.
 class HashingReader final : public PieceObserver {
  public:
-  HashingReader(std::span<const SlotRead> reads, const NextRead& next_read,
-                std::function<void(size_t segment, const ContentHash& hash)> on_segment)
-      : next_read_(next_read), on_segment_(std::move(on_segment)) {
-    for (const SlotRead& read : reads) add(read);
+  using OnRead = std::function<void(size_t index)>;
+
+  HashingReader(const DiskTier& disk, std::vector<SlotRead>* reads, size_t done,
+                const OnRead& on_read, const NextRead& next_read)
+      : disk_(disk),
+        reads_(reads),
+        first_(done),
+        done_(done),
+        on_read_(on_read),
+        next_read_(next_read) {
+    for (size_t index = first_; index < reads_->size(); ++index) add((*reads_)[index]);
   }
 
+  size_t done() const { return done_; }
   /// A copy: the list grows while they are read.
   std::vector<IoSegment> segments() const { return segments_; }
 
@@ -30,13 +38,12 @@ class HashingReader final : public PieceObserver {
   void after_complete(size_t segment, uint64_t offset, size_t bytes) override {
     const IoSegment& whole = segments_[segment];
     hashers_[segment].append(whole.memory_at(offset), bytes);
-    if (offset + bytes == whole.offset + whole.bytes) {
-      on_segment_(segment, hashers_[segment].finish());
-    }
+    if (offset + bytes == whole.offset + whole.bytes) hand_on(segment);
   }
   bool next_segment(IoSegment* segment) override {
     SlotRead read;
     if (next_read_ == nullptr || !next_read_(&read)) return false;
+    reads_->push_back(read);
     add(read);
     *segment = segments_.back();
     return true;
@@ -47,16 +54,22 @@ class HashingReader final : public PieceObserver {
     segments_.push_back({read.memory, read.extent->slot.offset, read.extent->bytes});
     hashers_.emplace_back();
   }
+  void hand_on(size_t segment) {
+    const Extent& extent = *(*reads_)[first_ + segment].extent;
+    if (hashers_[segment].finish() != extent.slot_hash) end_for_other_bytes(disk_, extent);
+    on_read_(first_ + segment);
+    done_ = first_ + segment + 1;
+  }
 
+  const DiskTier& disk_;
+  std::vector<SlotRead>* const reads_;
+  const size_t first_;
+  size_t done_;
+  const OnRead& on_read_;
+  const NextRead& next_read_;
   std::vector<IoSegment> segments_;
   std::vector<ContentHasher> hashers_;
-  const NextRead& next_read_;
-  std::function<void(size_t segment, const ContentHash& hash)> on_segment_;
 };
-
-void verify(const DiskTier& disk, const Extent& extent, const ContentHash& hash) {
-  if (hash != extent.slot_hash) end_for_other_bytes(disk, extent);
-}
 
 }  // namespace
 
@@ -65,21 +78,11 @@ SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> first_reads,
                           const NextRead& next_read) {
   SlotReadResult result;
   std::vector<SlotRead> reads(first_reads.begin(), first_reads.end());
-  const NextRead note_next = [&](SlotRead* read) {
-    if (next_read == nullptr || !next_read(read)) return false;
-    reads.push_back(*read);
-    return true;
-  };
   for (int tries = 1; result.done < reads.size() && tries <= kReadTriesMax; ++tries) {
-    const size_t first = result.done;
-    HashingReader reader(std::span<const SlotRead>(reads).subspan(first), note_next,
-                         [&](size_t segment, const ContentHash& hash) {
-                           verify(disk, *reads[first + segment].extent, hash);
-                           on_read(first + segment);
-                           result.done = first + segment + 1;
-                         });
+    HashingReader reader(disk, &reads, result.done, on_read, next_read);
     const TransferResult transfer = disk.read(reader.segments(), &reader);
     add(stats.disk_read_bytes, transfer.bytes);
+    result.done = reader.done();
     result.status = transfer.status;
   }
   return result;

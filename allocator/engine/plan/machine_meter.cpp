@@ -43,13 +43,14 @@ uint64_t MachineMeter::budget_bytes() const {
 
 Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
   *fixed_bytes = this->fixed_bytes(period);
-  Mover& mover = *parts_.mover;
+  const Mover& mover = *parts_.mover;
+  const MoveLedger& moves = mover.ledger();
   Machine machine;
   machine.budget_bytes = budget_bytes();
-  machine.read_bytes_per_s = mover.read_speed().bytes_per_s(kUnknownBytesPerS);
-  machine.write_bytes_per_s = mover.write_speed().bytes_per_s(kUnknownBytesPerS);
-  machine.is_read_guessed = mover.read_speed().bytes_per_s(0) == 0;
-  machine.is_write_guessed = mover.write_speed().bytes_per_s(0) == 0;
+  machine.read_bytes_per_s = moves.read_speed.bytes_per_s(kUnknownBytesPerS);
+  machine.write_bytes_per_s = moves.write_speed.bytes_per_s(kUnknownBytesPerS);
+  machine.is_read_guessed = moves.read_speed.bytes_per_s(0) == 0;
+  machine.is_write_guessed = moves.write_speed.bytes_per_s(0) == 0;
   machine.read_fixed_ns = kFixedNs;
   machine.write_fixed_ns = kFixedNs;
   if (parts_.wait_timer != nullptr) {
@@ -57,9 +58,9 @@ Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
   }
   mover.describe_below(&machine);
   const double share = processors_.used_share();
-  machine.read_work_ns_per_byte = share * mover.read_work().ns_per_byte(0);
-  machine.write_work_ns_per_byte = share * mover.write_work().ns_per_byte(0);
-  machine.drop_work_ns_per_byte = share * mover.drop_work().ns_per_byte(0);
+  machine.read_work_ns_per_byte = share * moves.read_work.ns_per_byte(0);
+  machine.write_work_ns_per_byte = share * moves.write_work.ns_per_byte(0);
+  machine.drop_work_ns_per_byte = share * moves.drop_work.ns_per_byte(0);
   return machine;
 }
 

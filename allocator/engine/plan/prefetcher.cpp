@@ -118,7 +118,7 @@ void Prefetcher::on_room() {
 }
 
 std::optional<MoveRequest> Prefetcher::take() {
-  if (mover_.is_demanded()) return std::nullopt;
+  if (mover_.ledger().is_demanded()) return std::nullopt;
   MutexLock lock(mutex_);
   const bool is_guess = requests_.empty();
   if (is_stopping_ || (is_guess && !has_room_for_guess())) return std::nullopt;
@@ -155,7 +155,7 @@ void Prefetcher::work() {
     {
       MutexLock lock(mutex_);
       while (!is_stopping_ && !has_work()) changed_.wait(mutex_);
-      while (!is_stopping_ && mover_.is_demanded()) changed_.wait_for(mutex_, kDemandPoll);
+      while (!is_stopping_ && mover_.ledger().is_demanded()) changed_.wait_for(mutex_, kDemandPoll);
       if (is_stopping_) return;
       is_at_work_ = true;
     }

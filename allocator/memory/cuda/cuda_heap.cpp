@@ -53,8 +53,7 @@ CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena,
       arena_(arena),
       frames_(frames),
       streams_(streams),
-      host_(host),
-      disk_(disk),
+      copies_(host, disk),
       free_marks_(streams),
       pool_(reinterpret_cast<char*>(arena.base()), arena.bytes()) {
   SegmentSource& source = *this;
@@ -69,13 +68,13 @@ CudaHeap::~CudaHeap() {
   for (const ListedExtent& listed : extents()) {
     CudaExtent* extent = of_cuda(listed.extent);
     if (extent->state() == ExtentState::kVacant) continue;
-    release_copy(extent);
+    copies_.release(extent);
     if (extent->frame.bytes == 0) continue;
     std::vector<StreamMark> marks;
     bool is_idle = streams_.mark_all(extent->used_by.load(), &marks).is_ok();
     for (const StreamMark& mark : marks) is_idle &= mark.wait().is_ok();
     // Memory that the device may still use stays mapped, and is lost with the context.
-    if (!is_idle || !take_away_frame(extent).is_ok()) write_off_frame(extent);
+    if (!is_idle || !take_away_frame(extent).is_ok()) frames_.write_off(extent->frame);
   }
   for (const auto& [address, frame] : segments_) frames_.write_off(frame);
 }
@@ -315,10 +314,6 @@ Status CudaHeap::take_away_frame(CudaExtent* extent) {
   return Status::ok();
 }
 
-void CudaHeap::write_off_frame(CudaExtent* extent) {
-  frames_.write_off(std::exchange(extent->frame, Frame{}));
-}
-
 Result<CUdeviceptr> CudaHeap::make(uint64_t bytes, bool is_small, StreamSet stream) {
   const uint64_t rounded = round_up(bytes, granularity_);
   poll_waiting(Patience::kNone);
@@ -392,7 +387,7 @@ void CudaHeap::free(void* address) {
       cache(extent);
       break;
     case Retired::kVacant:
-      release_copy(extent);
+      copies_.release(extent);
       give_back_addresses(extent);
       break;
     case Retired::kLeftToClaimer:

@@ -44,6 +44,7 @@
 #include "base/mutex.h"
 #include "memory/cached_runs.h"
 #include "memory/cuda/block_pool.h"
+#include "memory/cuda/copies_below.h"
 #include "memory/cuda/cuda_extent.h"
 #include "memory/cuda/free_marks.h"
 #include "memory/cuda/heap_observer.h"
@@ -84,7 +85,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_idle_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_cached_of(uint64_t bytes, StreamSet streams) override TENCACHE_EXCLUDES(mutex_);
-  uint64_t drop_idle_segments(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
@@ -106,16 +106,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// the GPU's memory, waits for evictions if it may.
   Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false,
                            StreamSet stream = kNoStreams);
-  void give_back_frame(const Frame& frame) { frames_.give_back(frame); }
+  FramePool& frames() { return frames_; }
   /// Unmaps the frame under an extent, which is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
-  /// Call when the frame cannot be unmapped because the context is broken.
-  void write_off_frame(CudaExtent* extent);
-  /// Gives the copy below back, or its part in host memory or on disk. REQUIRES: the copy is the
-  /// caller's.
-  void release_copy(CudaExtent* extent);
-  void release_block(CudaExtent* extent);
-  void release_slot(CudaExtent* extent);
+  const CopiesBelow& copies() const { return copies_; }
   /// Gives back host memory of resident extents (copies that only save a copy later) until `bytes`
   /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -181,6 +175,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void count_done(uint64_t requested_bytes, uint64_t extent_bytes);
   void release_spare_copy(CudaExtent* extent);
+  uint64_t drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }
   bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);
   static Key key_of(const CudaExtent& extent) {
@@ -191,7 +186,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) TENCACHE_EXCLUDES(mutex_);
   std::vector<CudaExtent*> next_with_copy(bool with_cold, size_t* place) TENCACHE_EXCLUDES(mutex_);
   uint64_t drop_spare_copy(CudaExtent* extent);
-  bool may_give_up_slot(const CudaExtent& extent) const;
   uint64_t drop_spare_slot(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void link_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
   void unlink_cached(CudaExtent* extent) TENCACHE_REQUIRES(mutex_);
@@ -233,8 +227,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   DeviceArena& arena_;
   FramePool& frames_;
   StreamNumbers& streams_;
-  HostTier* const host_;
-  DiskTier* const disk_;  // below the host tier, or null
+  const CopiesBelow copies_;
 
   FreeMarks free_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};

@@ -253,8 +253,6 @@ uint64_t CudaHeap::cached_bytes_of(StreamSet owners) const {
   return bytes;
 }
 
-uint64_t CudaHeap::drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }
-
 uint64_t CudaHeap::empty_cache() {
   drop_cached(~uint64_t{0});
   return frames_.trim(~uint64_t{0});
@@ -347,7 +345,7 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
         // In this order, so that the bytes never count as live.
         budget_.release(bytes);
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-        release_copy(extent);
+        copies_.release(extent);
         give_back_addresses(extent);
         destroyed_bytes += bytes;
         ++destroyed_count;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaHeap's copies below: how they are given back, and which go first where a tier is short.
-#include <utility>
+#include <vector>
 
 #include "memory/cuda/cuda_heap.h"
 
@@ -13,26 +13,10 @@ constexpr size_t kFoundAtOnce = 64;
 
 }  // namespace
 
-void CudaHeap::release_copy(CudaExtent* extent) {
-  extent->has_copy_below.store(false, std::memory_order_relaxed);
-  release_block(extent);
-  release_slot(extent);
-}
-
-void CudaHeap::release_block(CudaExtent* extent) {
-  const HostBlock block = std::exchange(extent->host_block, HostBlock{});
-  if (block.is_valid()) host_->release(block);
-}
-
-void CudaHeap::release_slot(CudaExtent* extent) {
-  const Slot slot = std::exchange(extent->slot, Slot{});
-  if (slot.is_valid()) disk_->release(slot);
-}
-
 // The copy of a busy extent belongs to its migration.
 void CudaHeap::release_spare_copy(CudaExtent* extent) {
   if (extent->has(kFlagBusy)) return;
-  if (extent->host_block.is_valid() || extent->slot.is_valid()) release_copy(extent);
+  if (extent->host_block.is_valid() || extent->slot.is_valid()) copies_.release(extent);
 }
 
 uint64_t CudaHeap::drop_spare_copies(uint64_t bytes) {
@@ -74,35 +58,29 @@ uint64_t CudaHeap::drop_spare_copy(CudaExtent* extent) {
   if (!extent->try_take_busy()) return 0;
   const uint64_t bytes = extent->host_block.bytes;
   if (extent->slot.is_valid() && extent->is_presumed_clean()) {
-    release_block(extent);
+    copies_.release_block(extent);
   } else {
-    release_copy(extent);
+    copies_.release(extent);
   }
   extent->release_busy();
   return bytes;
 }
 
-// A slot that a fork has frozen would not be free before the child ends. The extent can still leave
-// to it.
-bool CudaHeap::may_give_up_slot(const CudaExtent& extent) const {
-  return extent.slot.is_valid() && disk_->is_writable(extent.slot);
-}
-
 uint64_t CudaHeap::drop_spare_slot(CudaExtent* extent) {
   uint64_t bytes = 0;
   if (extent->try_take_busy()) {
-    if (may_give_up_slot(*extent)) {
+    if (copies_.may_give_up_slot(*extent)) {
       bytes = extent->slot.bytes;
-      release_slot(extent);
-      if (!extent->host_block.is_valid()) release_copy(extent);
+      copies_.release_slot(extent);
+      if (!extent->host_block.is_valid()) copies_.release(extent);
     }
     extent->release_busy();
   } else if (extent->claim_cold()) {
     // A block beyond the budget goes when the extent returns; then the slot is the only copy.
     const bool has_block = extent->host_block.is_valid() && !extent->host_block.is_beyond_budget();
-    if (has_block && may_give_up_slot(*extent)) {
+    if (has_block && copies_.may_give_up_slot(*extent)) {
       bytes = extent->slot.bytes;
-      release_slot(extent);
+      copies_.release_slot(extent);
     }
     release_cold(extent);
   }
@@ -111,7 +89,7 @@ uint64_t CudaHeap::drop_spare_slot(CudaExtent* extent) {
 
 void CudaHeap::release_cold(CudaExtent* extent) {
   if (extent->release_cold()) return;
-  release_copy(extent);
+  copies_.release(extent);
   give_back_addresses(extent);
 }
 

@@ -156,7 +156,7 @@ CudaExtent* CudaHeap::cut_cached(uint64_t requested_bytes, uint64_t bytes, Strea
   for (CudaExtent* extent : taken) {
     const Frame frame = std::exchange(extent->frame, Frame{});
     handles.insert(handles.end(), frame.handles.begin(), frame.handles.end());
-    release_copy(extent);
+    copies_.release(extent);
     end_extent(extent);
   }
   const uint64_t left_bytes = begin - run_begin;

@@ -196,7 +196,9 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
         ListedEvictions source(requests);
         engine->mover()->evict_requested(source);
       }
-    } else if (!engine->mover()->is_demanded()) {  // else it would take the room an op waits for
+    } else if (!engine->mover()
+                    ->ledger()
+                    .is_demanded()) {  // else it would take the room an op waits for
       ListedRequests listed(requests);
       engine->mover()->prefetch(listed);
     }

@@ -377,7 +377,7 @@ TEST_F(CudaEngineTest, LinkThatCannotBeMeasuredIsNoError) {
     config.probe_bytes = 64 * kMiB;
     config.host->budget_bytes = kMiB;
   });
-  EXPECT_EQ((*engine_)->mover()->read_speed().bytes_per_s(-1), -1);
+  EXPECT_EQ((*engine_)->mover()->ledger().read_speed.bytes_per_s(-1), -1);
 }
 
 TEST_F(CudaEngineTest, ForkedChildGetsNoMemory) {
@@ -550,8 +550,8 @@ TEST_F(CudaEngineTest, LargeBudgetsHaveSegmentsOfPyTorchsSize) {
 TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   start([](CudaEngineConfig& config) { config.probe_bytes = 32 * kMiB; },
         {.to_device_bytes_per_s = kGiB, .to_host_bytes_per_s = 2 * kGiB});
-  const double to_device = (*engine_)->mover()->read_speed().bytes_per_s(0);
-  const double to_host = (*engine_)->mover()->write_speed().bytes_per_s(0);
+  const double to_device = (*engine_)->mover()->ledger().read_speed.bytes_per_s(0);
+  const double to_host = (*engine_)->mover()->ledger().write_speed.bytes_per_s(0);
   EXPECT_GT(to_device, 0.0);
   EXPECT_LE(to_device, 1.01 * static_cast<double>(kGiB));
   EXPECT_GT(to_host, 0.0);

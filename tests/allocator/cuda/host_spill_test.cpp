@@ -357,7 +357,7 @@ TEST_F(HostSpillTest, FailedReadAheadOfUseLeavesItCold) {
   faults_->add({.direction = IoDirection::kRead, .count = 3});
   EXPECT_EQ(engine_->prefetch({tensors_[0], tensors_[4]}), 2u);
   EXPECT_TRUE(is_on_disk_alone(0));
-  EXPECT_EQ((*engine_)->mover()->bytes_ahead(), kBytes);  // the other tensor's
+  EXPECT_EQ((*engine_)->mover()->ledger().bytes_ahead.load(), kBytes);  // the other tensor's
   check_all();
 }
 

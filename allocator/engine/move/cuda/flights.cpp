@@ -122,9 +122,9 @@ void Flights::land(const Flight& flight) {
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     const bool is_loan = extent->host_block.is_beyond_budget();
     if (!can_prove_copies_ || !is_wanted || (is_loan && !extent->slot.is_valid())) {
-      heap_.release_copy(extent);
+      heap_.copies().release(extent);
     } else if (is_loan) {
-      heap_.release_block(extent);
+      heap_.copies().release_block(extent);
     }
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();

@@ -75,7 +75,7 @@ std::vector<CudaExtent*> HostBlocks::read_back(std::vector<CudaExtent*>& extents
   // A guess must not end the program: it may never need these bytes.
   if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);
   for (CudaExtent* extent : std::span(on_disk).subspan(result.done)) {
-    heap_.release_block(extent);
+    heap_.copies().release_block(extent);
     flights_.leave_cold(extent, is_ahead, result.status);
     left_cold.push_back(extent);
     std::erase(extents, extent);

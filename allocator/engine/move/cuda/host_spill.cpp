@@ -177,7 +177,7 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
       demotions.push_back({extent, claimed_at});
       continue;
     }
-    heap_.release_block(extent);
+    heap_.copies().release_block(extent);
     *freed_bytes += block_bytes;
     heap_.release_cold(extent);
   }
@@ -219,7 +219,7 @@ HostSpill::Outcome HostSpill::write(const std::vector<Demotion>& demotions, bool
     ledger_.log_move(MoveKind::kDemote, extent->id, extent->bytes, demotions[index].claimed_at);
     if (!keeps_blocks) {
       outcome.freed_bytes += extent->host_block.bytes;
-      heap_.release_block(extent);
+      heap_.copies().release_block(extent);
     }
     heap_.release_cold(extent);
   }

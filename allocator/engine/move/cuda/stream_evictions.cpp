@@ -247,7 +247,7 @@ void StreamEvictions::take_blocks(std::vector<Eviction>& evictions, Run* run) {
 Status StreamEvictions::ensure_block(CudaExtent* extent) {
   TENCACHE_DCHECK(extent->has(kFlagBusy));
   extent->has_copy_below = false;
-  heap_.release_slot(extent);  // of other bytes
+  heap_.copies().release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
   const Result<HostBlock> block = blocks_.take(extent->bytes);
   if (block.is_ok()) extent->host_block = block.value();

@@ -122,7 +122,7 @@ void StreamEvictions::abandon(const Eviction& eviction) {
   CudaExtent* extent = eviction.extent;
   const bool is_freed =
       extent->state() == ExtentState::kCached || extent->id.load() != eviction.extent_id;
-  if (eviction.needs_copy || is_freed) heap_.release_copy(extent);
+  if (eviction.needs_copy || is_freed) heap_.copies().release(extent);
   extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
   extent->abandon_eviction();
 }
