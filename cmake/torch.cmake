@@ -69,7 +69,7 @@ function(tencache_add_torch target root version)
   add_library(${target} INTERFACE IMPORTED GLOBAL)
   target_include_directories(${target} SYSTEM INTERFACE ${root}/include
                                                         ${root}/include/torch/csrc/api/include)
-  # So are all torches from 2.7 on.
+  # All torches from 2.7 on are compiled with this ABI of libstdc++.
   target_compile_definitions(${target} INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
   foreach(name IN LISTS ARGN)
     set(library ${root}/lib/lib${name}.so)

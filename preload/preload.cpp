@@ -102,7 +102,8 @@ int enabled_main(int count, char** arguments, char** environment) {
   return program_main(count, arguments, environment);
 }
 
-// What stands in for the program's main().
+// Chooses the main() that the program starts with: enabled_main() where libtorch is loaded and
+// TENCACHE leaves tencache on, otherwise its own.
 Main chosen_main(Main main) {
   if (dl_iterate_phdr(&is_libtorch, nullptr) != 0) {
     if (!is_switched_on()) return main;

@@ -2,8 +2,9 @@
 //
 // Python interpreters under the preload library. There torch itself enables tencache: at the end of
 // `import torch` it loads its extensions, tencache among them, and the variable TENCACHE asks for
-// it (python/tencache/_autoload.py). So a Python program that never imports torch goes on as if
-// nothing were preloaded, and so do the programs that it starts.
+// it (python/tencache/_autoload.py). A Python program that never imports torch goes on as if
+// nothing were preloaded. The programs that it starts inherit LD_PRELOAD and TENCACHE, which is 1
+// here unless it was set before. So those of them that use torch are enabled, too.
 //
 // Threads: the one that starts the program.
 #pragma once

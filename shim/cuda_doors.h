@@ -29,7 +29,8 @@ std::string why_no_cuda_doors(const CudaCalls& calls);
 /// Call once, after the runtime has started and why_no_cuda_doors() was empty.
 void install_cuda_doors(CudaAllocator& allocator, const CudaCalls& calls);
 
-/// PyTorch's current allocator of pinned memory: the one before ours.
+/// PyTorch's current allocator of pinned memory. Before install_pinned_door() that is the one to
+/// replace; afterwards it is ours.
 at::HostAllocator* present_pinned_allocator();
 
 /// Makes PyTorch pin all its memory (pin_memory() and the rest) through this allocator, which must

@@ -18,7 +18,8 @@ namespace tencache {
 /// kInvalidArgument if the arrays make no trace, or its sums exceed what the planner can handle.
 Result<Trace> to_trace(const tencache_period& period);
 
-/// All bytes of a trace that to_trace() gave.
+/// The bytes of all tensors of a trace and its fixed bytes, together. The trace comes from
+/// to_trace(), which has checked that the sum does not wrap.
 uint64_t total_bytes(const Trace& trace);
 
 /// `op_names` has a name for each op. `op_number` gives the number by which this process calls an

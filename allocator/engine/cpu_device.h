@@ -4,7 +4,8 @@
 // process has one fault handler, which lets stray writes wait while a window is closed. It serves
 // the newest device.
 //
-// Threads: create and destroy on one thread; the rest as its parts.
+// Threads: create and destroy on one thread; call the rest from any, as far as the headers of the
+// parts allow it.
 #pragma once
 
 #include <chrono>

@@ -3,7 +3,8 @@
 // CudaDevice: extents in the memory of one GPU, cold ones in host memory that is pinned and next
 // to it, and below that on disk.
 //
-// Threads: create and destroy on one thread; the rest as its parts.
+// Threads: create and destroy on one thread; call the rest from any, as far as the headers of the
+// parts allow it.
 #pragma once
 
 #include <cstdint>

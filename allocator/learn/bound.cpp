@@ -11,7 +11,8 @@
 namespace tencache {
 namespace {
 
-// How many repetitions are played at most. Mostly the third one is like the second.
+// At most this many repetitions are played. Usually the third ends as the second did, and no more
+// are needed.
 constexpr uint32_t kRepetitionsPlayedMax = 64;
 
 class FractionalBelady {

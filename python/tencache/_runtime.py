@@ -170,7 +170,7 @@ def options() -> dict[str, str]:
     for a variable that cannot be used.
     """
     if _enabled is None:
-        with _lock:  # So that no enable() is halfway; this would replace its options.
+        with _lock:  # Without it, this could replace the options of an enable() under way.
             if _enabled is None:
                 core().read_environment()
                 return _texts(core())

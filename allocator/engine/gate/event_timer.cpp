@@ -13,7 +13,6 @@ namespace tencache {
 EventTimer::~EventTimer() {
   if (!may_call_driver()) return;
   const CallScope scope(gpu_.driver(), gpu_.context());
-  // Errors here come from earlier work; the program sees them on its own.
   if (!scope.status().is_ok()) return;
   MutexLock lock(mutex_);
   for (const std::unique_ptr<EventSpan>& span : spans_) {

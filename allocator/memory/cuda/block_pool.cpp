@@ -40,14 +40,15 @@ Block* BlockPool::take_counted(uint64_t bytes, StreamSet stream) {
   return block;
 }
 
-// `before` are the figures of the block's kind before it was taken.
+// `before` has the figures of the block's kind from before it was taken.
 void BlockPool::count_taken(const Block& block, const BlockFigures& before) {
   const bool is_small = block.segment->is_small;
   use_.allocate(is_small, block.bytes, block.requested_bytes,
                 change_of(before, table_.figures(is_small)));
 }
 
-// Releases a block that was the program's. The table alone counts blocks that were only claimed.
+// Releases a block that the program had, and counts that in use_. Blocks that the pool only claimed
+// are released in the table alone, because the program never had them.
 void BlockPool::release_counted(Block* block) {
   const bool is_small = block->segment->is_small;
   const uint64_t bytes = block->bytes;

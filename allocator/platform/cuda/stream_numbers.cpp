@@ -221,8 +221,9 @@ void StreamNumbers::end(CUstream stream) {
   while (streams_[number].users > 0) is_unused_.wait(mutex_);
 }
 
-// A stream that captures takes no event; what it did before that is not known to be over, and
-// neither is what a broken context was given, which nobody will see.
+// Returns an empty mark, which counts as reached, where none can be made: in a broken context,
+// whose results nobody will see, and for a stream that captures, because the capture would take the
+// event for its own. Nothing here shows that the work of such a stream before its capture is over.
 StreamMark StreamNumbers::last_mark(CUstream stream) const {
   const CallScope scope(gpu_.driver(), gpu_.context());
   for (int tries = 0; tries < kTries && scope.status().is_ok(); ++tries) {

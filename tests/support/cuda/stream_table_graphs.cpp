@@ -15,8 +15,8 @@ CUresult StreamTable::queue(SimulatedStream& stream, const GraphWork& work) {
   return work(stream);
 }
 
-// What is not captured goes into the stream itself: the action ends, and with it all that it holds,
-// before anybody sees that it has run.
+// An action that is not captured moves into the stream, and no copy of it stays behind. So it ends,
+// with all that it holds, before anybody sees that it has run.
 CUresult StreamTable::queue(SimulatedStream& stream, SimulatedStream::Action action,
                             WorkKind kind) {
   if (captures_.is_capturing(stream)) {
