@@ -2,8 +2,8 @@
 //
 // The driver's functions that queue work on memory which their arguments name: launches of kernels,
 // copies and sets; and those that end streams or the owners of kernels. A library that asks for one
-// of them gets the guard's function in its place. That tells the hooks what the call may use, or
-// what it ends, and calls the driver's function with the same arguments.
+// of them gets the guard's function in its place. The guard's function tells the hooks what the
+// call may use, or what it ends, and calls the driver's function with the same arguments.
 //
 // A library may ask in several ways, and the driver may have several functions of one name, e.g.
 // one for each meaning of the NULL stream. The guard has a function for each of the driver's.
@@ -23,8 +23,8 @@
 
 namespace tencache::guard {
 
-/// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". That is
-/// `real`, the driver's, if it is none of these.
+/// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". For any other
+/// symbol it is `real`, the driver's.
 void* guarded_symbol(std::string_view symbol, void* real);
 /// The same for cuGetProcAddress() with these arguments.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);

@@ -172,7 +172,7 @@ void end_group(std::optional<WorkPointer> work) {
   }
 }
 
-// What a failed group has started may run for ever, so its tensors stay for good.
+// Collectives that a failed group has started may run for ever, so their tensors stay for good.
 void abandon_group() { leave_group(); }
 
 // The kernel of one collective.

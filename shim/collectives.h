@@ -8,14 +8,14 @@
 // nothing beyond the gate. The functional collectives call the c10d ops.
 //
 // We release a hold when its Work has completed or nobody else refers to the Work. NCCL's Works
-// must have completed: DDP keeps only their futures, while a stream still uses the tensors. What
-// NCCL does in the op's own stream (async_op is false) needs no hold, for the gate has recorded
-// that stream.
+// must have completed: DDP keeps only their futures, while a stream still uses the tensors. Work
+// that NCCL does in the op's own stream (async_op is false) needs no hold, for the gate has
+// recorded that stream.
 //
 // The calls of a group (c10d's coalescing manager) start together at its end. The ops
 // tencache::begin_group() and tencache::end_group(Work?) tell where it begins and ends on the
 // calling thread, and tencache::abandon_group() that its end has failed; the Python package calls
-// them. What a CUDA graph captures is not held: it stays resident as long as it lives.
+// them. Tensors that a CUDA graph captures are not held: they stay resident as long as they live.
 //
 // Finished holds are looked for when another collective is held, at each optimizer step, and by the
 // evictor before it picks victims. The evictor must not run Python, because an allocation that

@@ -104,8 +104,8 @@ class CudaPools {
 
   using Released = std::vector<std::pair<Id, uint64_t>>;  // with the core's number
 
-  // What is freed in a pool while the device is waited for may still be in use, so a pool with live
-  // memory stays as a whole.
+  // Memory that is freed in a pool while the device is waited for may still be in use, so a pool
+  // with live memory stays as a whole.
   static bool is_over(const Pool& pool) {
     return pool.user_count == 0 && pool.allocating_count == 0 && pool.alive.empty();
   }

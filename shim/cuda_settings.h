@@ -11,8 +11,8 @@
 namespace tencache::shim {
 
 /// Call while PyTorch's own allocator is still in place. Where the settings name a `backend`, this
-/// makes PyTorch read them: it compares that with the name of the allocator that it finds. Else it
-/// reads them when it first needs them, which is later.
+/// makes PyTorch read them: it compares that with the name of the allocator that it finds.
+/// Otherwise PyTorch reads them when it first needs them, which is later.
 void read_settings_with_backend();
 
 /// The share of each GPU's memory that the settings allow; 1 where they say nothing. Throws what

@@ -75,7 +75,7 @@ class Engines {
   void close();
   /// How many ops this thread has open.
   static uint32_t depth();
-  /// Null if there is nothing to hold. What stays resident by invariant 3 needs no hold.
+  /// Null if there is nothing to hold. Extents that stay resident by invariant 3 need no hold.
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;

@@ -67,7 +67,8 @@ void name_ops(Period* period, const char* const* op_names,
   }
 }
 
-/// What no op names can never be found, and need not be.
+/// Leaves the extents of persistent tensors open, to be found in this run. An extent that no op
+/// names can never be found, and need not be.
 void leave_extents_open(Period* period) {
   const Trace& trace = period->trace;
   period->extent_ids.assign(trace.tensors.size(), 0);

@@ -180,7 +180,8 @@ class Counters {
     for (const Stats* stats : all_) sum += value_of(stats->*counter);
     return sum;
   }
-  // Of what every engine is told. One that was opened late has missed the beginning.
+  // For counters of what every engine is told. An engine that was opened late has missed the
+  // beginning, so the largest count is the full one.
   uint64_t most(Counter Stats::*counter) const {
     uint64_t most = 0;
     for (const Stats* stats : all_) most = std::max(most, value_of(stats->*counter));

@@ -30,8 +30,9 @@
 //                                 heap's held
 // The log takes no lock.
 //
-// What needs none: an extent's state is one atomic word, its copies below belong to whoever holds
-// its `busy` flag (memory/extent.h), and the device tier's budget is a few atomic numbers.
+// Three things need no lock: an extent's state is one atomic word, its copies below belong to
+// whoever holds its `busy` flag (memory/extent.h), and the device tier's budget is a few atomic
+// numbers.
 #pragma once
 
 #include <pthread.h>

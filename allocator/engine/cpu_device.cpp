@@ -67,7 +67,7 @@ CpuDevice::~CpuDevice() {
 }
 
 Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
-  // What leaves memory keeps its addresses, so as many again as the budget is the least.
+  // Extents that leave memory keep their addresses, so the arena needs at least twice the budget.
   const uint64_t least_bytes =
       round_up(std::min(config.budget_bytes, config.arena_bytes / 2) * 2, kGranuleBytes);
   Result<std::unique_ptr<AddressArena>> arena =

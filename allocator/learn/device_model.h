@@ -42,7 +42,7 @@ class DeviceModel {
 
   // ---- One op ----
   void begin_op(Tick tick);
-  /// What the op names or allocates cannot leave until it is needed no longer.
+  /// Tensors that the op names or allocates cannot leave until they are needed no longer.
   void need_now();
   void need_no_longer();
   /// The plan's requests. Without effect where the tensor is not what they expect.
@@ -57,7 +57,7 @@ class DeviceModel {
   void use(const TraceAccess& access);
   void compute(uint64_t ns);
   void release(uint32_t tensor);
-  /// What the op needed beyond the budget leaves, while the program goes on.
+  /// Tensors that the op needed beyond the budget leave, while the program goes on.
   void leave_excess();
 
   // ---- What it is like now ----
@@ -72,7 +72,7 @@ class DeviceModel {
   std::array<uint64_t, 4> backlogs_ns() const;
   /// Null where the tier below holds everything.
   const HostModel* host() const { return host_ ? &*host_ : nullptr; }
-  /// What was noted so far has been taken away.
+  /// Call it when what was noted so far has been taken away.
   void forget_notes();
 
  private:

@@ -61,7 +61,7 @@ Plan fetch_when_room(const Trace& trace, uint64_t budget_bytes, const BinTimelin
   Room room(trace, budget_bytes, timeline, chosen);
   const Tick count = trace.tick_count();
   const Tick begin = timeline.first_tick(room.emptiest());
-  // Of equal deadlines the tensor that left last comes first: it may have the least time.
+  // Among equal deadlines, the tensor that left last comes first: it may have the least time.
   const auto order = [&](const Gap& gap) {
     const Tick until_deadline = gap.comes_back() ? (gap.before + count - begin - 1) % count : count;
     return std::tuple(until_deadline, count - gap.after, gap.tensor);
@@ -74,7 +74,7 @@ Plan fetch_when_room(const Trace& trace, uint64_t budget_bytes, const BinTimelin
     const Tick fetch_at = gap.comes_back() ? room.fetch_at(gap) : kNoTick;
     plan.moves.push_back({gap.tensor, gap.after, fetch_at, gap.before});
   }
-  // Of the evictions after one op, that of the tensor that is needed last goes first.
+  // Among the evictions after one op, that of the tensor that is needed last goes first.
   std::reverse(plan.moves.begin(), plan.moves.end());
   return plan;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ExcessBytes: how many bytes are above the budget, bin by bin. A tensor that is away removes some
-// of the excess. What that is worth is the sum over bins of bytes times time.
+// of the excess. Removing it is worth the sum over bins of bytes times time.
 #pragma once
 
 #include <cstdint>

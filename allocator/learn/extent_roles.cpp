@@ -45,7 +45,7 @@ void ExtentRoles::compare_with_before() {
   counterparts_.assign(place_.length, kUnknownTick);
   const uint64_t known = place_.begin - log_.begin();
   const uint64_t begin = place_.begin - std::min(known, place_.length + place_.length / 2);
-  // What was allocated in the repetition before those ticks is another one in each.
+  // An extent that was allocated in the repetition before those ticks is another one in each.
   const uint64_t since = begin - std::min(begin, place_.length);
   std::vector<size_t> aligned = align_ends(log_.identities(begin, place_.begin, since),
                                            log_.identities(place_.begin, place_.end(), since));
@@ -92,8 +92,8 @@ uint64_t ExtentRoles::freed_in_copy(uint64_t extent_id) const {
   return life->freed;
 }
 
-// Of what was allocated in a tick, the one that corresponds to an extent allocated in the tick's
-// counterpart: the one of its size, or else of its place.
+// The extent allocated in a tick that corresponds to one allocated in the tick's counterpart: the
+// one of its size, or else of its place.
 std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t number) const {
   std::optional<uint64_t> same_place;
   std::optional<uint64_t> same_size;
@@ -109,8 +109,8 @@ std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t
   return same_size ? same_size : same_place;
 }
 
-// What was allocated at a place of the ticks before and freed in the copy has its successor at the
-// same place of the copy.
+// An extent that was allocated at a place of the ticks before and freed in the copy has its
+// successor at the same place of the copy.
 void ExtentRoles::pair_by_place() {
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
     for (const uint64_t extent_id : log_.deaths(number)) {

@@ -11,7 +11,7 @@
 // the link has the time to write. Neither is always better: kOwnGap is wrong about writes, and
 // kChain therefore spends more of the link's time on tensors with a copy.
 //
-// What a nanosecond of a link costs, LinkPrices tell: all the same at first, and less where a plan
+// LinkPrices tell what a nanosecond of a link costs: all the same at first, and less where a plan
 // leaves the link idle.
 //
 // A pure function of its arguments, linear in ticks and gaps (see learn/planner.h).

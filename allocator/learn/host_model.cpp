@@ -96,7 +96,8 @@ uint64_t HostModel::enter(uint32_t tensor, uint64_t kept_free_bytes, uint64_t no
   make_room(bytes_of(tensor), kept_free_bytes, now_ns);
   used_bytes_ += bytes_of(tensor);
   copies_[tensor].is_in_host = true;
-  // What was given up holds its room until it is written; it need not be as far as more is free.
+  // A tensor that was given up holds its room until it is written. As far as other room is free,
+  // nobody waits for that.
   const uint64_t free_bytes = machine_.host_bytes - std::min(machine_.host_bytes, used_bytes_);
   const uint64_t free_ns = transfer_ns(free_bytes, machine_.disk_write_bytes_per_s);
   return std::max(now_ns, write_free_ns_ - std::min(write_free_ns_, free_ns));

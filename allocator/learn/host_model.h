@@ -7,10 +7,10 @@
 // If the plan says so, it copies what is needed last to disk while the disk has nothing to write.
 //
 // The model: the disk does one read and one write at a time, side by side. Where an eviction would
-// leave less free than half of the headroom, the whole of it is made free. What is being written
-// still holds its room, so an eviction waits where more is being written than is free. Reads leave
-// half of the headroom free. In the end there is always room; the engine would leave a tensor on
-// the device instead, which the simulator does not play.
+// leave less free than half of the headroom, the whole of it is made free. A tensor that is being
+// written still holds its room, so an eviction waits where more is being written than is free.
+// Reads leave half of the headroom free. In the end there is always room; the engine would leave a
+// tensor on the device instead, which the simulator does not play.
 //
 // Time never goes back between calls. Pure: no clock, no threads.
 #pragma once
@@ -31,8 +31,8 @@ inline constexpr double kHostHeadroomShare = 1.0 / 16;
 
 /// How much of what is needed next is to be in host memory: all that fits beside half of the
 /// headroom, which is left to evictions. A disk is so much slower than the link that reads must
-/// begin as soon as there is room. What makes room is needed later than what is read, since the
-/// tensors needed last leave first.
+/// begin as soon as there is room. Tensors that make room are needed later than those that are
+/// read, since the tensors needed last leave first.
 constexpr uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_bytes) {
   return host_bytes - headroom_bytes / 2;
 }
@@ -110,7 +110,7 @@ class HostModel {
   // Cold tensors: those with a block of host memory, and those on disk alone.
   UseOrder in_host_;
   UseOrder on_disk_;
-  // Of those in host memory, the bytes that are needed at counted_until_ or before.
+  // The bytes of those in host memory that are needed at counted_until_ or before.
   uint64_t counted_until_ = 0;
   uint64_t counted_bytes_ = 0;
   uint64_t cold_bytes_ = 0;  // of all of those in host memory

@@ -25,7 +25,7 @@ constexpr Tick kMomentsMax = 8;
 constexpr std::array<double, 3> kLaterShares = {1.0, 0.5, 0.25};
 // How many ops later than the one that waits.
 constexpr std::array<Tick, 6> kLaterOps = {0, 2, 8, 32, 64, 128};
-// What has left longer ago than this part of the period is not in the way any more.
+// A tensor that left longer ago than this part of the period is no longer in the way.
 constexpr Tick kRecentParts = 4;
 // Where several gaps change at once: how many, how many plans are kept on the way, and how many ops
 // are played at most.
@@ -229,7 +229,7 @@ class LocalSearch {
 
   // ---- Several gaps at once ----
 
-  /// What tells plans apart here. Those that do the same are tried once.
+  /// What tells plans apart here. Plans with the same figures are tried once.
   using Figures = std::array<uint64_t, 7>;
 
   static Figures figures_of(const Simulation& simulation) {

@@ -35,7 +35,7 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
     plan.moves[number % returning].fetch_at =
         (gap.before + count - std::min(ahead, length - 1)) % count;
   }
-  // Of the evictions after one op, that of the tensor that is needed last goes first.
+  // Among the evictions after one op, that of the tensor that is needed last goes first.
   std::reverse(plan.moves.begin(), plan.moves.end());
   return plan;
 }

@@ -34,8 +34,8 @@ struct Period {
   Trace trace;                       // accesses in the order in which the gate sees them
   std::vector<uint64_t> digests;     // by tick
   std::vector<uint64_t> extent_ids;  // by tensor; 0 if another extent in each repetition
-  // Of the tensors that are others in each repetition, in the sizes of the copy from which it was
-  // made.
+  // The bytes of the tensors that are others in each repetition, in the sizes of the copy from
+  // which the period was made.
   uint64_t born_bytes = 0;
   // The smallest id of those extents, or larger than any where there are none. Ids ascend, so later
   // repetitions' are larger.

@@ -27,7 +27,7 @@ std::optional<PeriodPlace> find_marked_period(const TickLog& log);
 std::optional<PeriodPlace> last_segment(const TickLog& log);
 
 /// The repetitions that end at `end`, shortest first, not reaching back before `since`. Each place
-/// is the last copy. Of the copy before it at least a good part was seen, with extents that both
+/// is the last copy. At least a good part of the copy before it was seen, with extents that both
 /// name: half of a program's second pass tells as much as all of it. Extents that existed before
 /// tick `old_before` tell places apart.
 ///

@@ -17,7 +17,7 @@ class TensorUses {
   /// The trace outlives this.
   explicit TensorUses(const Trace& trace) : trace_(trace), uses_(uses_by_tensor(trace)) {}
 
-  /// What nobody names cannot leave.
+  /// A tensor that no op names cannot leave.
   bool is_named(uint32_t tensor) const { return !uses_[tensor].empty(); }
   /// The latest use up to the tick, perhaps in the repetition before. REQUIRES: is_named(tensor).
   Tick last_use(uint32_t tensor, Tick now) const;

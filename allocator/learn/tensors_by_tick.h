@@ -61,9 +61,9 @@ struct PlanByTick {
     fetches_at = TensorsByTick(tick_count, fetches);
   }
 
-  /// What leaves after the same tick leaves in the plan's order.
+  /// Tensors that leave after the same tick do so in the plan's order.
   TensorsByTick evictions_after;
-  /// Of the fetches that may start at the same tick, the one that is needed first goes first.
+  /// Among the fetches that may start at the same tick, the one that is needed first goes first.
   TensorsByTick fetches_at;
 };
 

@@ -39,7 +39,8 @@ struct LoggedTick {
   std::vector<LoggedAccess> accesses;
 };
 
-/// What the device computed from an op to the next one of its thread, without waiting for memory.
+/// How long the device computed from an op to the next one of its thread, without the waits for
+/// memory.
 struct OpTime {
   uint64_t begun_at = 0;  // the op's timestamp, which identifies it
   uint32_t op = 0;

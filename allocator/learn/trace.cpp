@@ -169,7 +169,8 @@ std::vector<Gap> gaps_of(const Trace& trace) {
       gaps.push_back(gap);
       was_written = false;
     }
-    // What was written after the last gap was written before the first one, a repetition later.
+    // A tensor that was written after its last gap was written before its first one, a repetition
+    // later.
     if (was_written && tensor.is_persistent() && gaps.size() > first_gap) {
       gaps[first_gap].was_written = true;
     }

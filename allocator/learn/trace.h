@@ -56,7 +56,7 @@ struct Trace {
   std::vector<uint64_t> bytes_by_tick() const;
   /// The most bytes that exist at one tick. With this budget nothing ever has to leave.
   uint64_t peak_bytes() const;
-  /// Of the tensors that do not outlive a repetition.
+  /// The bytes of the tensors that do not outlive a repetition.
   uint64_t transient_bytes() const;
   /// The smallest budget that is never exceeded: what the most demanding op names and allocates,
   /// besides the bytes that never leave (fixed ones, and tensors that no op names).

@@ -162,7 +162,7 @@ class Windows {
     last_place_ = to_place - 1;
   }
 
-  // What was freed after an op of the window is nowhere when it ends.
+  // A tensor that was freed after an op of the window is nowhere when the window ends.
   void forget_freed(uint32_t place) {
     for (const uint32_t tensor : freed_at_[place]) {
       if (written_in_[tensor] != window_) continue;
@@ -176,7 +176,7 @@ class Windows {
     written_bytes_ += trace_.tensors[tensor].bytes;
   }
 
-  // What is allocated in the window is not read in it.
+  // A tensor that is allocated in the window is not read in it.
   void name(uint32_t tensor, uint32_t place) {
     if (std::exchange(seen_in_[tensor], window_) == window_) return;
     const TraceTensor& life = trace_.tensors[tensor];
@@ -188,7 +188,7 @@ class Windows {
     if (held_by_[tensor] == window_) held_bytes_ -= life.bytes;
   }
 
-  // What the last op names and the window did not write.
+  // The bytes that the last op names and the window did not write.
   uint64_t held_at_end() {
     ++count_;
     uint64_t bytes = 0;

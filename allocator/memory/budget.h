@@ -54,8 +54,8 @@ class Budget {
   }
 
   uint64_t limit() const { return limit_bytes_.load(std::memory_order_relaxed); }
-  /// What is used already may exceed the new limit. The budget's owner sees to it that it shrinks,
-  /// and that the attention mark fits (Engine::on_budget_change()).
+  /// The bytes in use may exceed the new limit. The budget's owner sees to it that they shrink, and
+  /// that the attention mark fits (Engine::on_budget_change()).
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes, std::memory_order_relaxed); }
   uint64_t used() const { return used_bytes_.load(std::memory_order_relaxed); }
   uint64_t free() const {

@@ -120,7 +120,7 @@ void CpuHeap::free_small(void* address) {
 }
 
 Result<Allocation> CpuHeap::allocate_extent_slow(uint64_t requested_bytes, uint64_t bytes) {
-  // What never fits is refused here, before anything is evicted for it in vain.
+  // A request that never fits is refused here, before anything is evicted for it in vain.
   const uint64_t bytes_max = std::min(config_.request_bytes_max, arena_.bytes());
   if (requested_bytes > bytes_max) return never_fits(requested_bytes, bytes_max);
   drop_cached_above_budget();

@@ -24,7 +24,8 @@
 namespace tencache {
 namespace {
 
-// Up to this many eighths of the budget in use, memory is plentiful. That is less than what arms.
+// While at most this many eighths of the budget are in use, memory is plentiful. Ops begin to be
+// watched only above that.
 constexpr uint64_t kPlentifulEighths = 5;
 
 // The search in a run is bounded, because it holds the heap's lock.
@@ -51,7 +52,7 @@ void CpuHeap::set_padding(Extent* extent, uint64_t bytes) {
   cached_bytes_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-// What was padding is the caller's, and no longer counts as cached.
+// The padding becomes the caller's, and no longer counts as cached.
 uint64_t CpuHeap::take_padding(Extent* extent) {
   const uint64_t bytes = std::exchange(extent->padding_bytes, 0);
   uncount_padding(bytes);
@@ -115,8 +116,8 @@ char* CpuHeap::place_to_cut(std::span<const char> run, uint64_t bytes) const {
 }
 
 // Cached extents that lie one behind another and have this many bytes, from the tightest run. They
-// are Vacant, busy and the caller's then. None where no run suffices, or where one of them is still
-// in use.
+// are Vacant, busy and the caller's then. Returns none where no run suffices, or where one of them
+// is still in use.
 std::vector<Extent*> CpuHeap::claim_run(uint64_t bytes) {
   list_in_runs();
   const std::vector<std::span<const char>> runs = cached_runs_.tightest(bytes, 1);

@@ -11,17 +11,17 @@
 // more memory than the program has at once.
 //
 // Granules, which are huge pages as a rule, stay whole: they go where granules are wanted. The part
-// behind the last granule, the tail, becomes a tail or the end of one. What is left of a donor
-// stays in the cache, at its place. Pages come granule by granule, each perhaps from another donor.
-// They remain separate mappings, because the kernel joins only what was made side by side. So later
+// behind the last granule, the tail, becomes a tail or the end of one. The rest of a donor stays in
+// the cache, at its place. Pages come granule by granule, each perhaps from another donor. They
+// remain separate mappings, because the kernel joins only what was made side by side. So later
 // moves go granule by granule, too (invariant 3 of memory/cpu_heap.h), and the number of such
 // mappings is limited.
 //
 // A program that repeats itself soon asks for the same sizes again. A donor that only gave its tail
 // would fit no more; the request that misses it would break the next one, and so on for dozens of
 // steps. So while there is plenty of room, a tail comes from a donor that gives granules as well,
-// or has been broken before. Else the kernel gives the tail, and the bound of the cache drops as
-// much of the oldest extent.
+// or has been broken before. Otherwise the kernel gives the tail, and the bound of the cache drops
+// as much of the oldest extent.
 #include <algorithm>
 #include <utility>
 

@@ -144,9 +144,9 @@ class Heap {
   /// the budget again.
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
 
-  /// For an op that may not stop halfway, before it begins: whether what it names fits the budget.
-  /// That is so as long as the disk takes something, or if all of it can be resident at once. Else
-  /// the error says why nothing can leave.
+  /// Call it before an op that may not stop halfway. OK when what the op names fits the budget: as
+  /// long as the disk takes something, or if all of it can be resident at once. Otherwise the error
+  /// says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
   /// While it lives, the calling thread is in such an op: no heap refuses it memory because of the
   /// disk. It goes over the budget instead, and the debt is paid later.
@@ -180,8 +180,8 @@ class Heap {
   Budget& budget() { return budget_; }
 
  protected:
-  /// Whether the program itself has set a bound. What does not fit below the bound, once everything
-  /// that may leave has left, is refused instead of exceeding the budget.
+  /// Whether the program itself has set a bound. A request that does not fit below the bound, once
+  /// everything that may leave has left, is refused instead of exceeding the budget.
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
   Status pay_debt(uint64_t requested_bytes);
   /// While it lives, the calling thread makes or waits for room that work in `streams` will fill.
@@ -218,7 +218,8 @@ class Heap {
   void look_at_time(uint64_t frees) { live_peak_.look_at_time(config_.clock(), frees); }
   /// How much live and freed memory together may take, once this many bytes are live.
   uint64_t allowed_bytes(uint64_t live = 0) const { return live_peak_.allowed_bytes(live); }
-  /// What was freed since the budget was exceeded goes back, instead of being handed out again.
+  /// Memory that was freed since the budget was exceeded goes back, instead of being handed out
+  /// again.
   void drop_cached_above_budget() {
     const uint64_t excess_bytes = budget_.excess();
     if (excess_bytes > 0) drop_idle_cached(excess_bytes);

@@ -43,9 +43,9 @@ void end_by_default(int number, bool is_sent) {
   if (is_sent) raise(number);
 }
 
-// What the kernel would have done without us. It never returns where the program's handler leaves
-// by siglongjmp, so nothing is set before the call that would have to be unset after it. The mask
-// comes back with the context that the kernel saved.
+// Does what the kernel would have done without us. It never returns where the program's handler
+// leaves by siglongjmp, so nothing is set before the call that would have to be unset after it. The
+// mask comes back with the context that the kernel saved.
 void pass_on(Replaced& replaced, int number, siginfo_t* info, void* context) {
   const bool is_sent = info->si_code <= 0;
   const struct sigaction& action = replaced.action;

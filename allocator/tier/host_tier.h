@@ -135,7 +135,7 @@ class HostTier {
   HostTierStats stats() const TENCACHE_EXCLUDES(mutex_);
   /// The peaks begin anew with what is taken now.
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
-  /// What was mapped and unmapped in all begins anew.
+  /// The totals of what was mapped and unmapped begin anew.
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
   /// Checks the invariants by walking everything; for tests.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);

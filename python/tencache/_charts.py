@@ -137,7 +137,7 @@ def covered(
             left = begin + place * width
             if left >= high and place > first_place:
                 break
-            # What is shorter than a stretch still shows.
+            # A span that is shorter than a stretch still shows.
             share = (min(high, left + width) - max(low, left)) / width
             sums[place] += max(share, 0.02)
     return [min(1.0, value) for value in sums]

@@ -211,7 +211,7 @@ def top(pid: int | None, interval: float, once: bool, as_json: bool) -> None:
     """
     console = Console()
     if not (once or as_json):
-        # As an exception SIGTERM leaves the terminal as it was.
+        # SIGTERM becomes an exception, which leaves the terminal as it was.
         signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
         try:
             _top.run(pid, interval, console)

@@ -105,7 +105,7 @@ def _of_modules(torch: Any) -> Iterator[tuple[str, Any]]:
     inner = {id(child) for module in modules for child in _children(module)}
     outer = [module for module in modules if id(module) not in inner]
     for module in outer:
-        # Of several models each is named by its class.
+        # Where there are several models, each is named by its class.
         prefix = f"{type(module).__name__}." if len(outer) > 1 else ""
         for name, tensor in _of_module(module):
             yield prefix + name, tensor

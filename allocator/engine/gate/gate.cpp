@@ -269,7 +269,7 @@ TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   extent->set_flags(kFlagSeen);
 }
 
-// What comes next is guessed where neither a plan nor a list op has told it.
+// Where neither a plan nor a list op has told what comes next, `neighbours_` guesses it.
 TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams,
                                     bool is_expected) {
   std::vector<Extent*> missing;

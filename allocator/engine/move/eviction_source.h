@@ -22,8 +22,9 @@ namespace tencache {
 class EvictionSource {
  public:
   virtual ~EvictionSource() = default;
-  /// What is to leave next, in this sequence (what is presumed clean may go first); empty when
-  /// there is nothing for now. Of what was taken before, `bytes_under_way` have begun to leave.
+  /// Returns what is to leave next, in this sequence (extents that are presumed clean may go
+  /// first); empty when there is nothing for now. `bytes_under_way` of what was taken before have
+  /// begun to leave.
   virtual std::vector<MoveRequest> take(uint64_t bytes_under_way) = 0;
   /// Returns after this time, or as soon as there may be more to take.
   virtual void await_more(std::chrono::nanoseconds time) { std::this_thread::sleep_for(time); }

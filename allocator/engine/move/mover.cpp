@@ -15,9 +15,9 @@ void Mover::evict_requested(EvictionSource& source) {
   }
 }
 
-// What is presumed clean makes room without a write, so it goes first. The room of a part appears
-// when all of it has left, so what needs a write shares no part with what needs none, and a part
-// ends before it would be larger than bytes_at_once().
+// Extents that are presumed clean make room without a write, so they go first. The room of a part
+// appears when all of it has left, so extents that need a write share no part with those that need
+// none, and a part ends before it would be larger than bytes_at_once().
 void Mover::evict_in_parts(std::vector<MoveRequest> requests, EvictionSource* source) {
   const auto first_to_write = std::stable_partition(
       requests.begin(), requests.end(),

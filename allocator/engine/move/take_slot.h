@@ -17,7 +17,8 @@ namespace tencache {
 template <typename HeapOfSlots>
 Result<Slot> take_slot(DiskTier& disk, HeapOfSlots& heap, uint64_t bytes) {
   Result<Slot> slot = disk.allocate(bytes);
-  // What is given up may lie scattered, so this goes on while there is anything to give up.
+  // The slots that are given up may lie scattered, so this goes on while there is anything to give
+  // up.
   while (!slot.is_ok() && slot.status().code() == StatusCode::kNoSpace &&
          heap.drop_spare_slots(bytes) > 0) {
     slot = disk.allocate(bytes);

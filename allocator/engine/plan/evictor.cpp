@@ -85,7 +85,8 @@ void Evictor::arm() {
 bool Evictor::make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) {
   if (!may_evict()) return false;
   arm();
-  // What was requested before comes first, as long as the device does not wait for this thread.
+  // Fetches that were requested before come first, as long as the device does not wait for this
+  // thread.
   parts_.gate->let_fetches_go_first();
   bool has_room = false;
   const Demand demand(mover_->ledger());
@@ -156,7 +157,8 @@ void Evictor::work() {
     const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
     // Extents that are being fetched ahead of use can be evicted in a moment, so a pass during
-    // which there are any proves nothing. Neither does one whose victims were used meanwhile.
+    // which there are any proves nothing. A pass whose victims were used meanwhile proves nothing,
+    // either.
     const bool has_lost_victims = passes_in_vain_ > 0 && passes_in_vain_ <= kPassesInVainMax;
     const bool is_proof = !was_anything_ahead && !is_anything_ahead() && !has_lost_victims;
     const bool is_fruitless = result && result->bytes == 0 && is_proof;
@@ -261,9 +263,9 @@ std::optional<EvictionResult> Evictor::run_pass() {
   return total;
 }
 
-// What the program wrote to cold extents may exceed the budget although no thread waits for room.
-// Then what no op has named has to leave, in the next pass. (A thread that waits sees to that
-// itself, as a rung of its ladder.)
+// Pages that the program wrote in cold extents may exceed the budget although no thread waits for
+// room. Then extents that no op has named have to leave, in the next pass. (A thread that waits
+// sees to that itself, as a rung of its ladder.)
 void Evictor::shrink_to_budget() {
   const uint64_t used_bytes = heap_.budget().used();
   const uint64_t limit_bytes = heap_.budget().limit();
@@ -271,7 +273,7 @@ void Evictor::shrink_to_budget() {
   if (heap_.let_unnamed_leave(used_bytes - limit_bytes)) is_nudged_.store(true);
 }
 
-// What the program has written to cold extents takes room until these are evicted again.
+// Pages that the program has written in cold extents take room until these are evicted again.
 void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total) {
   if (wanted_bytes == 0 || heap_.unannounced_bytes() == 0) return;
   const EvictionResult part = mover_->evict_written(wanted_bytes, takes_all);
@@ -301,8 +303,8 @@ uint64_t Evictor::bytes_to_free(uint64_t guessed_bytes) {
   return bytes_to_free_for(need, guessed_bytes);
 }
 
-// Cached memory counts as headroom where it can serve every request. What was requested ahead of
-// use comes on top.
+// Cached memory counts as headroom where it can serve every request. Room for extents that are
+// wanted ahead of use comes on top.
 uint64_t Evictor::bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const {
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;

@@ -35,8 +35,8 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   }
 }
 
-/// Drops the newest, so that as many which the program has named stay. What was fetched ahead is as
-/// new, but not named yet.
+/// Drops the newest, so that as many which the program has named stay. Extents that were fetched
+/// ahead are as new, but not named yet.
 void spare_named_lately(std::vector<ListedExtent>& by_age) {
   for (size_t named = 0; named < kNamedLately && !by_age.empty();) {
     named += by_age.back().extent->has(kFlagAhead) ? 0 : 1;
@@ -67,8 +67,8 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_gu
   };
   std::unordered_map<const Extent*, uint64_t> next_uses;
   if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
-  // What a list op has announced is near, whatever a plan foresees. The places that it counts are
-  // no ticks, but as small.
+  // Extents that a list op has announced are needed soon, whatever a plan foresees. Their places in
+  // its list are no ticks, but as small.
   if (parts_.upcoming != nullptr) {
     for (const auto& [extent, place] : parts_.upcoming->next_uses()) {
       uint64_t& next_use = next_uses.try_emplace(extent, place).first->second;

@@ -155,8 +155,8 @@ bool Learner::is_overdue(const Kind& kind) {
   return periods >= kPeriodsWithoutCopyMax && periods - std::bit_floor(periods) < kPeriodsLookedAt;
 }
 
-// What the cursor has found of a stored period. With these extents it is as good as a period that
-// was seen in this run.
+// Takes over the extents that the cursor has found for a stored period. With these the period is as
+// good as one that was seen in this run.
 void Learner::take_over_extents() {
   for (Kind& kind : kinds_) {
     if (!kind.learned->period->has_unknown_extents()) continue;
@@ -174,7 +174,8 @@ void Learner::take_over_extents() {
 void Learner::look_at_marks() {
   if (ticks_.marks().empty() || ticks_.marks().back() == mark_seen_) return;
   mark_seen_ = ticks_.marks().back();
-  // The first mark shows no whole step. What was recorded before it shows, as soon as it repeats.
+  // The first mark shows no whole step. The ticks that were recorded before it show one as soon as
+  // they repeat.
   if (ticks_.marks().size() == 1) return;
   repeats_from_ = mark_seen_;
   next_search_at_ = mark_seen_ + kFirstSearchTicks;
@@ -261,8 +262,8 @@ bool Learner::begin_at_mark(const PeriodPlace& segment) {
   return true;
 }
 
-// What comes between the ops of a step is a loop, such as the batches of an evaluation, or else it
-// is taken as it is.
+// Ticks that come between the ops of a step are a loop, such as the batches of an evaluation, or
+// else are taken as they are.
 void Learner::learn_addition(const PeriodPlace& addition) {
   if (is_known_loop(addition)) {
     additions_in_vain_ = 0;

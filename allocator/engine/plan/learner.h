@@ -4,8 +4,8 @@
 // library of plans, for each kind of period (training step, evaluation step, prefill, decode), and
 // gives it to the cursor to follow. A kind is planned as soon as one whole copy of it was seen,
 // which need not begin at a mark. Such a plan is a guess until a second copy confirms it, or takes
-// its place. After guesses in vain, fewer and fewer steps are planned. What comes between two steps
-// and is long enough, like an evaluation, is a kind of its own. A step with other sizes of what is
+// its place. After guesses in vain, fewer and fewer steps are planned. A sequence between two steps
+// that is long enough, like an evaluation, is a kind of its own. A step with other sizes of what is
 // allocated anew is of the same kind. If the sizes differ much from those that are planned, the
 // kind gets another plan. A kind that was followed for some periods is planned again with newer
 // measurements, at ever longer intervals. After that, where planning is quick, the learner works
@@ -77,7 +77,7 @@ class Learner {
   LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
 
  private:
-  /// Of one copy.
+  /// The sizes of one copy.
   struct SizesSeen {
     uint64_t allocated_bytes = 0;
     uint64_t born_bytes = 0;  // of the period that was built from it

@@ -56,8 +56,8 @@ bool Learner::takes_place_of(const Kind& kind, const Period& period) const {
   return is_doubted_ && is_followed && 10 * period.digests.size() >= 9 * ticks;
 }
 
-// Whether the copy before this one names the same extents, too. Else a program that names others in
-// each step, such as buffers in turn, would seem to repeat every step.
+// Whether the copy before this one names the same extents, too. Without this, a program that names
+// others in each step, such as buffers in turn, would seem to repeat every step.
 bool Learner::came_twice(const PeriodPlace& place, const Period& period) const {
   const bool was_recorded = place.begin > ticks_.begin() + place.length;
   return was_recorded && is_copy(ticks_, {place.begin - place.length, place.length}, period);
@@ -83,7 +83,7 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   }
 }
 
-// Of a stored kind any copy of this run is a better guess.
+// Any copy of this run is a better guess than a stored kind.
 void Learner::correct(Kind* kind, Period period) {
   if (kind->is_stored || is_worth_a_guess(++kind->others_seen)) {
     plan_period(kind, std::move(period));
@@ -101,8 +101,8 @@ bool Learner::is_worth_a_guess(uint64_t count) {
 
 bool Learner::is_full() const { return kinds_.size() >= kKindsMax; }
 
-// Of more kinds in turn than there is room for, each would take the place of the one whose turn
-// comes next.
+// Where more kinds take turns than there is room for, each would take the place of the one whose
+// turn comes next.
 void Learner::note_no_guess() {
   if (!is_full()) guesses_in_vain_ = 0;
 }
@@ -187,8 +187,8 @@ bool Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
   return true;
 }
 
-// What a copy allocated is seen without building a period from it. Only that tells what of it was
-// made once, and what the copy used that others before it had allocated.
+// The bytes that a copy allocated are seen without building a period from it. Only a built period
+// tells which of them were made once, and what the copy used that others before it had allocated.
 std::shared_ptr<const LearnedPlan> Learner::Kind::plan_where_allocated(uint64_t bytes) const {
   const auto seen = std::ranges::find_if(sizes_seen, [bytes](const SizesSeen& sizes) {
     return are_similar_sizes(sizes.allocated_bytes, bytes);
@@ -220,7 +220,8 @@ void Learner::plan_period(Kind* kind, Period period) {
   if (is_replan && !kind->learned->period->is_same_kind(*learned->period)) {
     kind->periods_at_copy = kind->periods;
   }
-  // What was found for an earlier plan of these sizes stands until it is looked for anew.
+  // The budget that was found for an earlier plan of these sizes stands until it is looked for
+  // anew.
   if (!is_replan || !are_for_similar_sizes(*learned, *kind->learned)) {
     kind->stall_free_budget_bytes = 0;
   }

@@ -18,8 +18,8 @@ constexpr uint64_t kFixedNs = 50'000;
 
 }  // namespace
 
-// Of what has no name yet, the period's own tensors are in the period already: an op is about to
-// name them, or none ever does.
+// The extents that no op has named yet count here, but not the period's own tensors. Those are in
+// the period already: an op is about to name them, or none ever does.
 uint64_t MachineMeter::fixed_bytes(const Period& period) const {
   uint64_t fixed = parts_.heap->small_bytes();
   for (const ListedExtent& listed : parts_.heap->extents()) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Neighbours: fetches ahead where nothing is known about the program. What was allocated in a row
-// is mostly named in a row, too, or the other way round: parameters in a forward pass, activations
-// in a backward pass, all that a checkpoint holds. So where the program has had to wait for some
-// extents that are neighbours by their numbers, the next ones in that direction are fetched before
-// it names them, up to a share of the budget. A few rows may take turns: a backward pass names
-// activations and parameters. A row that does not go on while others do is over.
+// Neighbours: fetches ahead where nothing is known about the program. Extents that were allocated
+// in a row are mostly named in a row, too, or the other way round: parameters in a forward pass,
+// activations in a backward pass, all that a checkpoint holds. So where the program has had to wait
+// for some extents that are neighbours by their numbers, the next ones in that direction are
+// fetched before it names them, up to a share of the budget. A few rows may take turns: a backward
+// pass names activations and parameters. A row that does not go on while others do is over.
 //
 // Where a plan or a list operator (engine/plan/upcoming_uses.h) tells what comes next, nothing is
 // guessed.

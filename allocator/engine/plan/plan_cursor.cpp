@@ -56,8 +56,8 @@ void PlanCursor::give_fetches(std::span<Extent* const> extents) {
   fetches_.clear();
 }
 
-// The op has closed, or has opened another one within it. What was used meanwhile has come by
-// another way. The other requests are dated anew, so that they call off what began since.
+// The op has closed, or has opened another one within it. An extent that was used meanwhile has
+// come by another way. The other requests are dated anew, so that they call off what began since.
 void PlanCursor::give_held_fetches() {
   const auto own = pending_.find(std::this_thread::get_id());
   if (own == pending_.end() || own->second.fetches.empty()) return;
@@ -121,7 +121,8 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool 
   return true;
 }
 
-// Ticks of the plan that the program left out. What the plan both evicts and fetches there stays.
+// Ticks of the plan that the program left out. A tensor that the plan both evicts and fetches there
+// stays.
 void PlanCursor::pass_over(Tick count) {
   std::vector<uint32_t> evicted;
   for (; count > 0; --count) {
@@ -140,7 +141,7 @@ void PlanCursor::pass_over(Tick count) {
 }
 
 // The plan has the same list op here, in other chunks. Goes on to the last of those whose extents
-// this chunk names. What that chunk names besides is still to come.
+// this chunk names. The plan's chunk may name others, which are still to come.
 void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
   ++following_.ticks_followed;
   const LearnedPlan& plan = current_->plan();
@@ -336,7 +337,8 @@ void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
   append_requests(tensors, &pending_of_thread().evictions);
 }
 
-// What a plan for larger sizes evicted in the step before may be cold, although this one keeps it.
+// A tensor that a plan for larger sizes evicted in the step before may be cold, although this one
+// keeps it.
 void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
   for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {
     for (const uint32_t tensor : current_->kind.plans[larger]->moves.fetches_at.at(tick)) {
@@ -389,7 +391,8 @@ size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
   return place;
 }
 
-// A plan of the same kind has the same tensors. Of another one only what is always there is known.
+// A plan of the same kind has the same tensors. Of a plan of another kind only the tensors that are
+// always there are known.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   bound_plan->chosen = place_of_size(bound_plan->kind, old->plan().period->born_bytes);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;

@@ -19,7 +19,7 @@
 // goes round in a loop within the plan, more or less often than when it was recorded. Then the last
 // of them is taken that the program had reached.
 //
-// Of a stored period, which an earlier run has recorded, the extents are found on the way
+// The extents of a stored period, which an earlier run has recorded, are found on the way
 // (engine/plan/stored_roles.h).
 //
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in the order of the
@@ -138,7 +138,8 @@ class PlanCursor final : public NextUses {
     std::vector<Binding> bindings;
     std::optional<StoredRoles> roles;  // of a stored kind
     std::vector<bool> has_own_size;    // by tensor: whether its size tells the plans apart
-    // Of tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know.
+    // The tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know
+    // them.
     std::unordered_map<uint64_t, uint32_t> known_tensors;
     // The newest accesses to such tensors, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};

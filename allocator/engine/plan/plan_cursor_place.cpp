@@ -87,8 +87,8 @@ std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
   return places.size() == 1 ? places.front() : at_begin;
 }
 
-// Of several places that have fitted for long, the last one of the plan followed last that the
-// program had reached.
+// Where several places have fitted for long, returns the last one that the program had reached of
+// the plan followed last.
 std::optional<PlanCursor::Place> PlanCursor::place_in_loop(uint64_t digest,
                                                            std::span<Extent* const> extents) {
   keep_candidates(digest, extents);

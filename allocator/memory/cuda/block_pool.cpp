@@ -78,7 +78,7 @@ Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
 }
 
 TENCACHE_SLOW Result<const Block*> BlockPool::take_slow(uint64_t bytes, StreamSet stream) {
-  // 1. What waits may be free by now.
+  // 1. Blocks that wait may be free by now.
   if (poll()) {
     if (const Block* block = take(bytes, stream); block != nullptr) return block;
   }

@@ -16,8 +16,8 @@
 // its streams, and are idle once they are free.
 //
 // If a mark cannot be made, because a stream captures a graph or the driver refuses, only time is
-// lost: the block waits, and the mark is tried again with the next poll. What a captured graph
-// uses must not be freed before the graph is gone; the pool does not know of graphs.
+// lost: the block waits, and the mark is tried again with the next poll. Memory that a captured
+// graph uses must not be freed before the graph is gone; the pool does not know of graphs.
 //
 // A pool can be put back to an earlier state, so that the same addresses are in use as then.
 // PyTorch's trees of CUDA graphs need that: a graph may be captured after another one whose replay

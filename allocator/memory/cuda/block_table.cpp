@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// What a block leaves over stays with it when no request of its kind could use it; a large request
+// The remainder of a block stays with it when no request of its kind could use it; a large request
 // is above 1 MiB.
 bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
   return is_small ? remaining_bytes >= kBlockUnitBytes : remaining_bytes > kSmallBlockBytesMax;

@@ -88,7 +88,8 @@ struct Block {
   FreeBlocks::node_type free_node;
 };
 
-/// Figures of all segments of one kind, small or large. What is neither free nor active waits.
+/// Figures of all segments of one kind, small or large. Bytes that are neither free nor active
+/// wait.
 struct BlockFigures {
   uint64_t segment_bytes = 0;
   uint64_t segment_count = 0;
@@ -140,7 +141,7 @@ class BlockTable {
   void claim(Block* block);
   /// Claims a segment that is one free block, which then waits until it is released or the segment
   /// is removed. The segment must fit the request and its kind, and have none of the excluded
-  /// owners. Of several, takes the one that became free last. Null when there is none.
+  /// owners. Where there are several, takes the one that became free last. Null when there is none.
   Block* claim_whole(uint64_t bytes, StreamSet excluded_owners);
   /// Claims wholly free segments that `accepts(const Segment&)`, oldest first, until they make up
   /// `bytes` or none is left.

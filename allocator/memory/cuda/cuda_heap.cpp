@@ -251,8 +251,8 @@ bool CudaHeap::has_room_for_new_handles(uint64_t bytes) const {
   return !is_scarce() && frames_.bytes() + frames_.missing(bytes) <= bytes_worth_holding();
 }
 
-// The GPU may have no memory although the budget has room, because others use it, too. What they
-// took counts as used from then on.
+// The GPU may have no memory although the budget has room, because others use it, too. The memory
+// that they took counts as used from then on.
 Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small, StreamSet stream) {
   note_live();
   gather_handles(bytes);

@@ -16,9 +16,9 @@
 // allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from free handles and new
 // ones. Live and freed memory together take no more than the program has lately had at once and a
 // slack (memory/live_peak.h). At that limit, and where memory is scarce, cached extents that the
-// device is done with give up their handles first, oldest first. Where creating would go beyond
-// the limit, the thread waits for freed memory instead. What is too much once the peak is forgotten
-// goes back to the driver.
+// device is done with give up their handles first, oldest first. Where creating would go beyond the
+// limit, the thread waits for freed memory instead. Memory that is too much once the peak is
+// forgotten goes back to the driver.
 //
 // Invariants, besides those of memory/heap.h
 //   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
@@ -26,7 +26,7 @@
 //      reach. An extent that still waits for them is Cached, too, and in waiting_.
 //   3. Frames, including free ones, and segments of small blocks never exceed the budget.
 //   4. Free and cached frames are never more than is worth keeping, as far as threads that allocate
-//      can see to it. Those that fetch wait for nothing, and may exceed that for a while.
+//      can see to it. Threads that fetch wait for nothing, and may exceed that for a while.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a call of the
 // driver, a copy, or a wait for room.
@@ -197,8 +197,8 @@ class CudaHeap final : public Heap, private SegmentSource {
       TENCACHE_EXCLUDES(mutex_);
   uint64_t destroy(const std::vector<CudaExtent*>& extents) TENCACHE_EXCLUDES(mutex_);
 
-  /// How much live and freed memory together may take. What waits for further streams cannot serve
-  /// the program, so it must not cost it what can.
+  /// How much live and freed memory together may take. Memory that waits for further streams cannot
+  /// serve the program, so it must not take the place of memory that can.
   uint64_t bytes_worth_holding() const {
     return allowed_bytes() + waiting_bytes_.load(std::memory_order_relaxed);
   }

@@ -145,8 +145,8 @@ bool CudaHeap::poll_waiting(Patience patience) {
 }
 
 // Cached extents that the device is done with leave their handles, until free ones make up a frame.
-// Those whose handles are all too large for it stay, and so does what would only be more of the
-// same.
+// Extents whose handles are all too large for it stay, and so do those that would only give more of
+// the same.
 void CudaHeap::gather_handles(uint64_t bytes) {
   uint64_t missing_bytes = frames_.missing(bytes);
   if (missing_bytes == 0 || !has_cached()) return;
@@ -198,7 +198,7 @@ bool CudaHeap::await_idle(uint64_t bytes, StreamSet stream) {
   return false;
 }
 
-// Of other streams that have freed what is cached, and are not known to stand still.
+// The lines of other streams that have freed what is cached, and are not known to stand still.
 std::map<StreamSet, FreeMarks::Line> CudaHeap::lines_of_others(StreamSet stream) const {
   std::map<StreamSet, FreeMarks::Line> lines;
   MutexLock lock(mutex_);
@@ -213,7 +213,7 @@ std::map<StreamSet, FreeMarks::Line> CudaHeap::lines_of_others(StreamSet stream)
   return lines;
 }
 
-// What the program has not needed for a while goes back to the driver.
+// Memory that the program has not needed for a while goes back to the driver.
 void CudaHeap::shrink_now_and_then() {
   const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
   if (frees % LivePeak::kFreesPerLook != 0) return;
@@ -301,7 +301,7 @@ StreamSet CudaHeap::oldest_owner(StreamSet tried) const {
   return kNoStreams;
 }
 
-// Not while an op pins it or an eviction still reads its bytes.
+// An extent may not leave while an op pins it or an eviction still reads its bytes.
 bool CudaHeap::may_leave(const Extent& extent) {
   const uint64_t word = extent.load();
   return Extent::pins_of(word) == 0 && (word & kFlagBusy) == 0;

@@ -120,7 +120,7 @@ std::optional<CUdeviceptr> CudaHeap::find_in_run(std::span<const char> run, uint
 }
 
 // Takes the extents that have a part in the stretch. They are Vacant, busy and in no list then.
-// None when another thread has just claimed one of them.
+// Returns none when another thread has just claimed one of them.
 std::vector<CudaExtent*> CudaHeap::take_stretch(CUdeviceptr begin, uint64_t bytes) {
   std::vector<CudaExtent*> taken;
   auto next = std::prev(cached_by_address_.upper_bound(reinterpret_cast<const char*>(begin)));

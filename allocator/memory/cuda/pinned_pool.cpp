@@ -61,7 +61,7 @@ HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
 }
 
 TENCACHE_SLOW Result<HostBlock> PinnedPool::allocate_slow(uint64_t bytes) {
-  // 1. What waits may be free by now.
+  // 1. Blocks that wait may be free by now.
   if (poll(Patience::kForThreads)) {
     if (const HostBlock block = tier_.take(bytes); block.is_valid()) return block;
   }

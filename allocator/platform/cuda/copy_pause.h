@@ -48,7 +48,7 @@ class CopyPause {
   CopyPause(const CopyPause&) = delete;
   CopyPause& operator=(const CopyPause&) = delete;
 
-  /// What is queued in the stream from now on begins when no thread pauses. Where the driver
+  /// Work that is queued in the stream from now on begins when no thread pauses. Where the driver
   /// refuses, it begins at once, which is correct, too.
   void hold_back(CUstream stream) const;
 

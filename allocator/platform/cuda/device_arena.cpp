@@ -115,7 +115,8 @@ std::vector<CUmemAccessDesc> DeviceArena::note_mapped(std::span<const HandlePlac
   return devices_;
 }
 
-// What is about to be unmapped is taken out first, so that no peer is granted access to it.
+// Handles that are about to be unmapped are taken out first, so that no peer is granted access to
+// them.
 DeviceArena::Handles DeviceArena::take_mapped(CUdeviceptr address, uint64_t bytes) {
   MutexLock lock(mutex_);
   Handles taken;

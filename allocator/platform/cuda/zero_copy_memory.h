@@ -3,7 +3,7 @@
 // ZeroCopyMemory: pinned host memory that one GPU reads and writes where it is, close to that GPU.
 // It owns the memory, its registration and its address for the device.
 //
-// Threads: any. What lies in the memory is its user's to order.
+// Threads: any. The memory's users order their accesses to it themselves.
 #pragma once
 
 #include <cuda.h>

@@ -35,7 +35,7 @@ std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, L
   std::vector<const Extent*> left_cold;
   {
     const Demand demand(ledger_);
-    // Phase 1: claim what is cold. What another thread moves is awaited at the end.
+    // Phase 1: claim what is cold. Extents that another thread moves are awaited at the end.
     std::vector<Fetch> fetches = claim(extents, &left_cold);
     if (!fetches.empty()) {
       for (const Fetch& fetch : fetches) late->bytes += fetch.extent->bytes;
@@ -54,8 +54,8 @@ std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, L
   return cold_again;
 }
 
-// What an op names may need more room than there is at once. Reading begins with the first that has
-// room, while the evictor makes room for the others.
+// The extents that an op names may need more room than there is at once. Reading begins with the
+// first one that has room, while the evictor makes room for the others.
 void SlotFetches::move_in_as_room_appears(std::span<Fetch> fetches,
                                           std::vector<const Extent*>* left_cold) {
   while (!fetches.empty()) {
@@ -143,8 +143,8 @@ bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetche
   return false;
 }
 
-// Asked before the extent is claimed and its pages are looked at, which costs far more. What the
-// program is known to have written may need no room.
+// The caller asks this before it claims the extent and looks at its pages, which costs far more. An
+// extent that the program is known to have written may need no room.
 bool SlotFetches::lacks_room(const MoveRequest& request) const {
   const Extent& extent = *request.extent;
   return extent.state() == ExtentState::kCold && !heap_.may_have_room(request.bytes) &&
@@ -227,9 +227,9 @@ bool SlotFetches::claim_cold(Extent* extent) const {
   return true;
 }
 
-// Of a cold extent that the program has overwritten as a whole, every page is private. Such pages
-// are anonymous, stay so, and the slot below shows nowhere. So it is resident as it is: nothing is
-// read, copied, mapped or kept from anybody. Its pages cannot be parked.
+// When the program has overwritten a cold extent as a whole, every page of it is private. Such
+// pages are anonymous, stay so, and the slot below shows nowhere. So the extent is resident as it
+// is: nothing is read, copied, mapped or kept from anybody. Its pages cannot be parked.
 bool SlotFetches::adopt(Extent* extent) {
   MigrationPermit permit(fork_latch_);
   if (!claim_cold(extent)) return false;
@@ -245,8 +245,8 @@ bool SlotFetches::adopt(Extent* extent) {
   return true;
 }
 
-// The room of the private pages becomes the extent's. What else it needs is taken at once, since
-// the pages leave only with the extent.
+// The room of the private pages becomes the extent's. The room that it still lacks is taken at
+// once, since the pages leave only with the extent.
 void SlotFetches::take_room_of_written(Extent* extent, uint64_t room_bytes) {
   const uint64_t written_bytes = extent->unannounced_bytes.load(std::memory_order_relaxed);
   const uint64_t lacking_bytes = extent->bytes - room_bytes;

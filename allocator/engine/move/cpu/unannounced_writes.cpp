@@ -166,7 +166,7 @@ bool UnannouncedWrites::count() {
 
 // A guess, since the extent may come back meanwhile: of a resident one every page is private.
 bool UnannouncedWrites::seems_written(const ListedExtent& listed, uint64_t before) const {
-  // What is written as a whole stays so until it is cold no more.
+  // An extent that was written as a whole stays so until it is no longer cold.
   if (listed.extent->state() != ExtentState::kCold || before == listed.bytes) return false;
   TouchedPages touched;
   if (!page_map_.scan(listed.address, listed.bytes, &touched).is_ok()) return false;

@@ -113,8 +113,9 @@ std::vector<HostAhead::Reading> HostAhead::claim_needed_next(bool* lacks_room) {
   return readings;
 }
 
-// Whether one of them could make room: only who has claimed an extent may look at its block. Those
-// needed last are the ones that most likely could not, so the look begins with those needed first.
+// Whether one of them could make room. Only a thread that has claimed an extent may look at its
+// block. The extents needed last are the ones that most likely could not, so the look begins with
+// those needed first.
 bool HostAhead::is_any_in_host(std::span<const HostSpill::ColdExtent> candidates) {
   return std::ranges::any_of(candidates, [this](const HostSpill::ColdExtent& candidate) {
     if (!candidate.extent->claim_cold()) return false;

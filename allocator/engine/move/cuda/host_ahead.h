@@ -56,7 +56,7 @@ class HostAhead {
   /// Call when this many bytes are back on the GPU; their copies are spare now. Cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
-    // What is needed next has changed by some part.
+    // The set of extents that are needed next has changed by some part.
     if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
   }
   /// Another plan is followed, or none any more.
@@ -96,7 +96,8 @@ class HostAhead {
   ForkLatch& fork_latch_;
   uint64_t headroom_bytes_ = 0;             // constant after start()
   std::atomic<uint64_t> fetched_bytes_{0};  // since the worker last read ahead
-  // As the plan says (HostSpill::copy_ahead_bytes), as far as the disk has room.
+  // The bytes that the plan wants on disk ahead of need (HostSpill::copy_ahead_bytes), as far as
+  // the disk has room.
   std::atomic<uint64_t> copy_bytes_{0};
 
   Mutex mutex_;

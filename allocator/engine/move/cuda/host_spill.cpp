@@ -99,7 +99,8 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
     other_claims = other_claims_;
   }
   Outcome outcome = demote_some(bytes);
-  // What was claimed otherwise could not be demoted, and can give its blocks back now.
+  // Extents that were claimed for something else could not be demoted, and can give their blocks
+  // back now.
   if (outcome.freed_bytes == 0 && await_other_claim(other_claims)) outcome = demote_some(bytes);
   MutexLock lock(mutex_);
   last_outcome_ = outcome;
@@ -202,7 +203,7 @@ HostSpill::Outcome HostSpill::write(const std::vector<Demotion>& demotions, bool
   Writer writer(demotions);
   const uint64_t begin_ns = now_ns();
   const TransferResult transfer = disk_.write(writer.segments(), &writer);
-  // What fails may have taken any time, which says nothing about the speed.
+  // A write that fails may have taken any time, which says nothing about the speed.
   if (transfer.status.is_ok()) write_speed_.add(transfer.bytes, now_ns() - begin_ns);
   add(ledger_.stats.disk_written_bytes, transfer.bytes);
   if (!transfer.status.is_ok()) warn(transfer.status);

@@ -21,9 +21,9 @@
 // One batch is demoted at a time, by a thread that needs the room, or by one that keeps some of it
 // free (engine/move/cuda/host_ahead.h). A thread that finds a demotion under way waits for its end
 // instead of looking for victims that are all claimed, and looks itself if that one found none. A
-// batch is what the disk writes in some ten milliseconds. Who claims cold extents for something
-// else says so (OtherClaim): a thread that finds nothing to demote meanwhile waits for the end of
-// it, which leaves what can be given back.
+// batch is what the disk writes in some ten milliseconds. A thread that claims cold extents for
+// something else says so (OtherClaim): a thread that finds nothing to demote meanwhile waits for
+// the end of it, which leaves what can be given back.
 //
 // Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O. plan_mutex_
 // is held while the plan cursor is asked what it needs next.

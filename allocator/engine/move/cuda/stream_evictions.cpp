@@ -10,8 +10,8 @@
 namespace tencache {
 namespace {
 
-// Of one part. Extents under way have a hash each, and those that are proved have two. Two threads
-// may evict at once.
+// One part has at most this many extents. Extents under way have a hash each, and those that are
+// proved have two. Two threads may evict at once.
 constexpr size_t kPartMax = 6;
 constexpr size_t kPartsMax = 4;
 static_assert(2 * (kPartsMax + 1) * kPartMax <= DeviceHasher::kPlaceCount);
@@ -122,8 +122,8 @@ void StreamEvictions::evict_once(std::vector<MoveRequest> requests, Run* run) {
   }
 }
 
-// What the source has, as long as the oldest part is under way; else what it has now. Requests that
-// are tried again go first, and so does a fork that waits.
+// Returns what the source has. As long as the oldest part is under way, this waits for requests.
+// Requests that are tried again go first, and so does a fork that waits.
 std::vector<MoveRequest> StreamEvictions::take_more(Run* run) {
   if (!run->takes_more || !run->again.empty()) return {};
   for (auto poll = kPollMin;; poll = std::min(poll + poll / 8, kPollMax)) {

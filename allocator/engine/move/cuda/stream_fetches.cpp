@@ -156,7 +156,7 @@ size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_b
 
 uint64_t StreamFetches::prefetch(RequestSource& requests) {
   flights_.settle(false);
-  // What ops wait for is in flight, too, and goes first: streams that copy share the link.
+  // Fetches that ops wait for are in flight, too, and go first: streams that copy share the link.
   while (ledger_.bytes_ahead.load() > link_.bytes_in(kAheadS) && flights_.wait_for_oldest()) {
   }
   std::vector<CudaExtent*> claimed;

@@ -13,10 +13,10 @@
 //      the op captures a graph or uses several streams. Any other stream that uses E waits for the
 //      mark, too, and a thread that notices that it is reached settles E.
 //
-// What lies on disk alone is read into a block before its fetch takes a frame, on the thread that
-// fetches: an op that needs it waits for the disk on the host, a fetch ahead of use keeps nobody
-// waiting. The slot stays with the extent as a spare copy, as the block does, as long as nothing
-// proves that other bytes leave. Where the disk can be read straight into the GPU
+// An extent that lies on disk alone is read into a block before its fetch takes a frame, on the
+// thread that fetches: an op that needs it waits for the disk on the host, a fetch ahead of use
+// keeps nobody waiting. The slot stays with the extent as a spare copy, as the block does, as long
+// as nothing proves that other bytes leave. Where the disk can be read straight into the GPU
 // (engine/move/cuda/direct_reads.h), the frame comes first; what does not arrive whole comes by
 // host memory.
 //
