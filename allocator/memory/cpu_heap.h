@@ -47,9 +47,9 @@ struct Frames {
   uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
-/// Pages that became resident without an op: those that the program wrote, and the others of the
-/// same extent.
-enum class Unannounced : uint8_t { kWritten, kMerged };
+/// Why the budget is exceeded without an op: the program wrote pages of a cold extent, or the
+/// extent's other pages had to become resident with those.
+enum class ExcessCause : uint8_t { kWritten, kMerged };
 
 class CpuHeap final : public Heap {
  public:
@@ -105,10 +105,10 @@ class CpuHeap final : public Heap {
   }
   /// Counts that such pages exceed the budget: those that were written, or the rest of the extent,
   /// which became resident with them.
-  void count_unannounced_over_budget(uint64_t bytes, uint64_t excess_bytes, Unannounced what) {
+  void count_unannounced_over_budget(uint64_t bytes, uint64_t excess_bytes, ExcessCause cause) {
     count_over_budget(
         bytes, excess_bytes,
-        what == Unannounced::kWritten ? "wrote" : "wrote outside of ops, which took another");
+        cause == ExcessCause::kWritten ? "wrote" : "wrote outside of ops, which took another");
   }
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }

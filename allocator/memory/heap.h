@@ -8,8 +8,7 @@
 //
 // Invariants
 //   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging, Arriving or
-//      Cached, and of every small block, are reserved in the budget. What a budget has
-//      in use is the sum of these, and of what others use of the GPU.
+//      Cached, and of every small block, are reserved in the budget.
 //   2. The table names every extent that is not Vacant.
 //
 // Threads: any. Nothing here takes a lock; the backend's heap has its own.
@@ -117,12 +116,15 @@ class Heap {
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
   /// The same for the cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for all memory that the device is done with, also what small blocks keep, and where
-  /// that makes up a good part of `bytes`, for what only work in `streams` may still use. Waits for
-  /// no other stream: that one may need the calling thread to go on.
+  /// The same for memory that the device is done with, also what small blocks keep. Memory that
+  /// only work in `streams` may still use goes, too, where it makes up a good part of `bytes`.
+  /// Waits for no other stream: that one may need the calling thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }
+  /// Gives memory that small blocks keep back, as far as the device is done with it; waits for
+  /// nothing.
+  virtual uint64_t drop_idle_segments(uint64_t /*bytes*/) { return 0; }
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 
@@ -183,7 +185,10 @@ class Heap {
   /// Whether the program itself has set a bound. A request that does not fit below the bound, once
   /// everything that may leave has left, is refused instead of exceeding the budget.
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
+  /// Call before an allocation while in debt. OK when the debt is paid, or when the thread is in an
+  /// op that may not stop halfway; otherwise the error says why the debt cannot be paid.
   Status pay_debt(uint64_t requested_bytes);
+
   /// While it lives, the calling thread makes or waits for room that work in `streams` will fill.
   class RoomWait {
    public:

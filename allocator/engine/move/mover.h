@@ -25,7 +25,6 @@
 #include "engine/move/eviction_source.h"
 #include "engine/move/fork_latch.h"
 #include "engine/move/move_ledger.h"
-#include "engine/move/move_rate.h"
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "learn/plan.h"

@@ -13,8 +13,9 @@ namespace {
 // not match never gets better.
 constexpr int kReadTriesMax = 3;
 
-/// Reads the slots from number `done()` on: hashes the pieces that have arrived while later ones
-/// are in flight, and hands on each slot's bytes as soon as all of them are there and proved.
+/// Watches one try to read the slots that are not done yet: hashes the pieces that have arrived
+/// while later ones are in flight, and hands on each slot's bytes as soon as all of them are there
+/// and proved.
 class HashingReader final : public PieceObserver {
  public:
   using OnRead = std::function<void(size_t index)>;
@@ -63,7 +64,7 @@ class HashingReader final : public PieceObserver {
 
   const DiskTier& disk_;
   std::vector<SlotRead>* const reads_;
-  const size_t first_;
+  const size_t first_;  // the index in reads_ of segment 0
   size_t done_;
   const OnRead& on_read_;
   const NextRead& next_read_;

@@ -152,7 +152,7 @@ void Evictor::work() {
     }
     is_nudged_.store(false);
     const auto is_anything_ahead = [this] {
-      return may_evict() && mover_->ledger().bytes_ahead > 0;
+      return may_evict() && mover_->ledger().bytes_ahead.load(std::memory_order_relaxed) > 0;
     };
     const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
@@ -249,7 +249,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
     const MigrationPermit permit(mover_->fork_latch());
     total.bytes += heap_.drop_idle_cached(wanted);
     if (heap_.budget().free() < demand) {
-      total.bytes += heap_.drop_cached_of(heap_.budget().lacking(demand), kNoStreams);
+      total.bytes += heap_.drop_idle_segments(heap_.budget().lacking(demand));
     }
     if (total.bytes >= wanted) return total;
     // As headroom, cached memory will do: a device is done with it soon.

@@ -19,16 +19,18 @@ class CopiesBelow {
   /// The tiers outlive this. Null: there is no such tier.
   CopiesBelow(HostTier* host, DiskTier* disk) : host_(host), disk_(disk) {}
 
-  void release(CudaExtent* extent) const {
+  /// Gives back the whole copy below, or its part in host memory or on disk. REQUIRES: the copy is
+  /// the caller's.
+  void release(CudaExtent* extent) {
     extent->has_copy_below.store(false, std::memory_order_relaxed);
     release_block(extent);
     release_slot(extent);
   }
-  void release_block(CudaExtent* extent) const {
+  void release_block(CudaExtent* extent) {
     const HostBlock block = std::exchange(extent->host_block, HostBlock{});
     if (block.is_valid()) host_->release(block);
   }
-  void release_slot(CudaExtent* extent) const {
+  void release_slot(CudaExtent* extent) {
     const Slot slot = std::exchange(extent->slot, Slot{});
     if (slot.is_valid()) disk_->release(slot);
   }

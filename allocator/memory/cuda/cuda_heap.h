@@ -106,10 +106,10 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// the GPU's memory, waits for evictions if it may.
   Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false,
                            StreamSet stream = kNoStreams);
-  FramePool& frames() { return frames_; }
+  FramePool& frame_pool() { return frames_; }
   /// Unmaps the frame under an extent, which is free then. REQUIRES: the device is done with it.
   Status take_away_frame(CudaExtent* extent);
-  const CopiesBelow& copies() const { return copies_; }
+  CopiesBelow& copies() { return copies_; }
   /// Gives back host memory of resident extents (copies that only save a copy later) until `bytes`
   /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -131,6 +131,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, owner
 
+  uint64_t drop_idle_segments(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   bool is_cold_usable() const override { return false; }
   uint64_t device_bytes_max() const override { return total_bytes_; }
   bool may_extents_be_smaller() const override { return config_.extent_min_bytes > granularity_; }
@@ -175,7 +176,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void count_done(uint64_t requested_bytes, uint64_t extent_bytes);
   void release_spare_copy(CudaExtent* extent);
-  uint64_t drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }
   bool free_block(CUdeviceptr address);
   static StreamSet others_of(const CudaExtent& extent);
   static Key key_of(const CudaExtent& extent) {
@@ -227,7 +227,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   DeviceArena& arena_;
   FramePool& frames_;
   StreamNumbers& streams_;
-  const CopiesBelow copies_;
+  CopiesBelow copies_;
 
   FreeMarks free_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};

@@ -253,6 +253,8 @@ uint64_t CudaHeap::cached_bytes_of(StreamSet owners) const {
   return bytes;
 }
 
+uint64_t CudaHeap::drop_idle_segments(uint64_t bytes) { return small_blocks_->trim_idle(bytes); }
+
 uint64_t CudaHeap::empty_cache() {
   drop_cached(~uint64_t{0});
   return frames_.trim(~uint64_t{0});

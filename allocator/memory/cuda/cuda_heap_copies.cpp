@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap's copies below: how they are given back, and which go first where a tier is short.
+// CudaHeap's copies below: when they are given back, and which go first where a tier is short.
 #include <vector>
 
 #include "memory/cuda/cuda_heap.h"

@@ -189,18 +189,18 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
       engine->mover()->set_next_uses(next.get());
       followed = std::move(next);
     }
+    Mover& mover = *engine->mover();
     if (random.chance(0.5) && may_evict) {
       if (random.chance(0.5)) {
-        engine->mover()->evict(some);
+        mover.evict(some);
       } else {
         ListedEvictions source(requests);
-        engine->mover()->evict_requested(source);
+        mover.evict_requested(source);
       }
-    } else if (!engine->mover()
-                    ->ledger()
-                    .is_demanded()) {  // else it would take the room an op waits for
+    } else if (!mover.ledger().is_demanded()) {
+      // Otherwise the fetch would take the room that an op waits for.
       ListedRequests listed(requests);
-      engine->mover()->prefetch(listed);
+      mover.prefetch(listed);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random.between(0, 8'000)));
   }

@@ -214,7 +214,7 @@ std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
   }
   if (excess_bytes > 0) {
     heap_.count_unannounced_over_budget(*written_bytes - before, excess_bytes,
-                                        Unannounced::kWritten);
+                                        ExcessCause::kWritten);
   }
   return written_bytes;
 }
@@ -254,7 +254,7 @@ void SlotFetches::take_room_of_written(Extent* extent, uint64_t room_bytes) {
   const uint64_t excess_bytes = heap_.budget().force_reserve(lacking_bytes);
   if (lacking_bytes <= written_bytes) return;
   heap_.count_unannounced_over_budget(lacking_bytes - written_bytes, excess_bytes,
-                                      Unannounced::kMerged);
+                                      ExcessCause::kMerged);
 }
 
 void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {

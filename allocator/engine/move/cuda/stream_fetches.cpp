@@ -302,7 +302,7 @@ std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& ext
     return left_cold;
   }
   for (CudaExtent* extent : with_frame) {
-    heap_.frames().give_back(std::exchange(extent->frame, Frame{}));
+    heap_.frame_pool().give_back(std::exchange(extent->frame, Frame{}));
     flights_.leave_cold(extent, is_ahead, mapped);
     left_cold.push_back(extent);
   }
@@ -338,7 +338,7 @@ void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
     if (unmapped.is_ok()) continue;
     // The context is broken then, and its memory goes with it.
     TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
-    heap_.frames().write_off(std::exchange(extent->frame, Frame{}));
+    heap_.frame_pool().write_off(std::exchange(extent->frame, Frame{}));
   }
 }
 
