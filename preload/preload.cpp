@@ -103,7 +103,8 @@ int enabled_main(int count, char** arguments, char** environment) {
 }
 
 // Chooses the main() that the program starts with: enabled_main() where libtorch is loaded and
-// TENCACHE leaves tencache on, otherwise its own.
+// TENCACHE leaves tencache on, otherwise its own. Prepares a Python interpreter that does not have
+// libtorch loaded.
 Main chosen_main(Main main) {
   if (dl_iterate_phdr(&is_libtorch, nullptr) != 0) {
     if (!is_switched_on()) return main;

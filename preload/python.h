@@ -4,7 +4,8 @@
 // `import torch` it loads its extensions, tencache among them, and the variable TENCACHE asks for
 // it (python/tencache/_autoload.py). A Python program that never imports torch goes on as if
 // nothing were preloaded. The programs that it starts inherit LD_PRELOAD and TENCACHE, which is 1
-// here unless it was set before. So those of them that use torch are enabled, too.
+// here unless it was set before. So those of them that use torch are enabled, too, unless TENCACHE
+// says no.
 //
 // Threads: the one that starts the program.
 #pragma once

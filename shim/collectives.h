@@ -8,9 +8,9 @@
 // nothing beyond the gate. The functional collectives call the c10d ops.
 //
 // We release a hold when its Work has completed or nobody else refers to the Work. NCCL's Works
-// must have completed: DDP keeps only their futures, while a stream still uses the tensors. Work
-// that NCCL does in the op's own stream (async_op is false) needs no hold, for the gate has
-// recorded that stream.
+// must have completed: DDP keeps only their futures, while a stream still uses the tensors. Tensors
+// that NCCL uses in the op's own stream (async_op is false) need no hold, for the gate has recorded
+// that stream.
 //
 // The calls of a group (c10d's coalescing manager) start together at its end. The ops
 // tencache::begin_group() and tencache::end_group(Work?) tell where it begins and ends on the

@@ -49,7 +49,7 @@ std::exception_ptr refusal;
 
 constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
                                                "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"};
-// The process groups parse the variable like this, and refuse what is neither yes nor no.
+// What the process groups take as yes. They refuse a value that is neither yes nor no.
 constexpr std::array kYes = {"y", "yes", "1", "t", "true"};
 
 std::string in_lower_case(std::string text) {

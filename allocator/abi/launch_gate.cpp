@@ -59,8 +59,8 @@ struct LaunchGate::Stream {
     is_of_open_ops = set != kNoStreams && (engine.gate().open_streams() & ~set) == kNoStreams;
   }
   bool is_known() const { return set != kNoStreams; }
-  /// The stream's set. A stream that no op has used gets a number, but not where the launch is
-  /// another GPU's.
+  /// The stream's set. A stream that no op has used gets a number, unless it is the per-thread
+  /// stream or the launch is another GPU's.
   StreamSet numbered() {
     if (is_known() || handle == TENCACHE_STREAM_PER_THREAD || !engine.device().is_current()) {
       return set;

@@ -30,7 +30,7 @@
 //                                 heap's held
 // The log takes no lock.
 //
-// Three things need no lock: an extent's state is one atomic word, its copies below belong to
+// Some state needs no lock. An extent's state is one atomic word, its copies below belong to
 // whoever holds its `busy` flag (memory/extent.h), and the device tier's budget is a few atomic
 // numbers.
 #pragma once

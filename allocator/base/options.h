@@ -3,9 +3,10 @@
 // The one table of options, which stands in base/options.cpp. Each row feeds the environment
 // variable TENCACHE_<NAME>, the flag --<name> of `tencache run`, the keyword of tencache.enable(),
 // `tencache doctor` and the table in docs/options.md (all read it as JSON through the C ABI). The
-// default of an option is the value with which its member of Options begins; the table and all that
-// shows it take it from there. (Engines that suites open without options have defaults in their own
-// configurations.) Options are read once, before the runtime starts, and are constant afterwards.
+// default of an option is the initial value of its member of Options; the table and all that shows
+// it take it from there. (Engines that suites open without options have defaults in their own
+// configurations, two of which are the constants below.) Options are read once, before the runtime
+// starts, and are constant afterwards.
 #pragma once
 
 #include <cstdint>

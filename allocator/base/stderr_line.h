@@ -16,8 +16,8 @@ class StderrLine {
   /// Longest text of a line, without its newline.
   static constexpr size_t kTextBytesMax = 2000;
 
-  /// Appends "tencache: " and, where there are several ranks, the one that speaks: "tencache: rank
-  /// 1: ".
+  /// Appends "tencache: " and, where several processes write to one place, the label of this one
+  /// (base/log.h), for example "tencache: rank 1: ".
   void append_name();
   void append(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void append_list(const char* format, va_list arguments) __attribute__((format(printf, 2, 0)));

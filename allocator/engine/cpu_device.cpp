@@ -67,7 +67,8 @@ CpuDevice::~CpuDevice() {
 }
 
 Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
-  // Extents that leave memory keep their addresses, so the arena needs at least twice the budget.
+  // Extents that leave memory keep their addresses, so the arena has twice the budget at least, or
+  // all that is configured where that is less.
   const uint64_t least_bytes =
       round_up(std::min(config.budget_bytes, config.arena_bytes / 2) * 2, kGranuleBytes);
   Result<std::unique_ptr<AddressArena>> arena =

@@ -57,7 +57,8 @@ class DeviceModel {
   void use(const TraceAccess& access);
   void compute(uint64_t ns);
   void release(uint32_t tensor);
-  /// Tensors that the op needed beyond the budget leave, while the program goes on.
+  /// Lets tensors leave until the device holds no more than the budget, which the op may have
+  /// exceeded. The program goes on meanwhile.
   void leave_excess();
 
   // ---- What it is like now ----

@@ -229,7 +229,7 @@ class LocalSearch {
 
   // ---- Several gaps at once ----
 
-  /// What tells plans apart here. Plans with the same figures are tried once.
+  /// What tells plans apart here. Only the first plan with the same figures is kept.
   using Figures = std::array<uint64_t, 7>;
 
   static Figures figures_of(const Simulation& simulation) {

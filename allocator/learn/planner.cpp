@@ -236,7 +236,7 @@ class Search {
     try_near(gaps_used(gaps_, best_.simulation.moves));
   }
 
-  // The gaps that the best of these plans used are a choice that knows of the disk.
+  // The gaps that the best plan so far uses are a choice that knows of the disk.
   void try_early(const BinTimeline& timeline, const Choices& choices) {
     keep_better(early_plan(timeline, choices.belady));
     for (const std::vector<Gap>& chosen : choices.by_charge) {

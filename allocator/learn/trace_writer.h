@@ -24,7 +24,7 @@
 // Between tiers: fetch, evict, demote and read_back begin at "ns" and take "took_ns". They have
 // "extent", "bytes", the tiers "from" and "to", and "device_used", the bytes in the device's budget
 // when the move ended. A fetch is "ahead" of use or demanded; an eviction is "copied", or needed no
-// copy because the tier below had the bytes. A read from disk straight to a GPU counts as fetched
+// copy because the tier below had the bytes. A read from disk straight to a GPU counts as a fetch
 // from host memory.
 //
 // Version 1 had no moves and no names.

@@ -6,7 +6,7 @@
 // the proof). Windows that follow each other do not overlap, so their times add up, and the longest
 // sequence of them is found by dynamic programming over at most kBordersMax borders.
 //
-// The period is taken from one of its ticks round to the same tick of the next one; no window
+// The windows go from one tick of the period round to the same tick of the next period; none
 // reaches across that place.
 //
 // A pure function; its time is linear in the accesses of the trace times kBordersMax.
@@ -22,11 +22,11 @@ namespace tencache {
 /// The longest times that any sequence of consecutive windows takes. Each is a maximum by itself,
 /// so the two may come from different sequences.
 struct WindowTimes {
-  uint64_t step_ns = 0;   // in each window, computing or its slowest link takes the time
-  uint64_t write_ns = 0;  // only what each window writes from the device
+  uint64_t step_ns = 0;   // computing or the slowest link of each window, whichever takes longer
+  uint64_t write_ns = 0;  // writing from the device alone
 };
 
-/// The period is taken from tick `begin` on. REQUIRES: as make_plan.
+/// The windows go from tick `begin` round to that tick again. REQUIRES: as make_plan.
 WindowTimes longest_windows(const Trace& trace, const Machine& machine, Tick begin);
 
 }  // namespace tencache

@@ -24,8 +24,8 @@
 namespace tencache {
 namespace {
 
-// While at most this many eighths of the budget are in use, memory is plentiful. Ops begin to be
-// watched only above that.
+// While at most this many eighths of the budget are in use, memory is plentiful. That is less than
+// the default of arm_at, above which ops begin to be watched.
 constexpr uint64_t kPlentifulEighths = 5;
 
 // The search in a run is bounded, because it holds the heap's lock.

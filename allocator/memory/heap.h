@@ -146,9 +146,8 @@ class Heap {
   /// the budget again.
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
 
-  /// Call it before an op that may not stop halfway. OK when what the op names fits the budget: as
-  /// long as the disk takes something, or if all of it can be resident at once. Otherwise the error
-  /// says why nothing can leave.
+  /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
+  /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
   /// While it lives, the calling thread is in such an op: no heap refuses it memory because of the
   /// disk. It goes over the budget instead, and the debt is paid later.

@@ -59,7 +59,7 @@ class AddressArena {
   /// Ends the protected window.
   Status unprotect(char* address, uint64_t bytes);
   /// Slows down first accesses to pages of a cold range: each page is read by itself, without those
-  /// behind it. With `singly` false, ends that. Other ranges stay as they are.
+  /// behind it. With `singly` false, ends that. Has no effect on a range that is not cold.
   void read_singly(char* address, uint64_t bytes, bool singly);
   /// Replaces the range by the slot at `offset` of `fd` (Note [Cold mapping]).
   Status map_cold(char* address, uint64_t bytes, int fd, uint64_t offset);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FaultChain: a handler of ours in front of the program's, for a signal that reports faults. A
-// fault that is not ours reaches the program's handler as the kernel would have delivered it: with
+// signal that is not ours reaches the program's handler as the kernel would have delivered it: with
 // its mask, its stack, its flags, and with nothing that a handler which leaves by siglongjmp could
 // leave set. A signal that somebody sent, and that the program ignores or leaves to its default,
 // ends as it would have without us.

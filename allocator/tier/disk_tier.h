@@ -135,7 +135,7 @@ class DiskTier {
   const std::string& shown_directory() const { return shown_directory_; }
   const char* channel_name() const { return channel_name_.c_str(); }
   bool uses_direct_io() const { return direct_io_; }
-  /// The quota as it stands now, with the limit on file sizes (ulimit -f).
+  /// The quota as it stands now, or the limit on file sizes (ulimit -f) where that is lower.
   uint64_t quota_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   uint64_t peak_used_bytes() const TENCACHE_EXCLUDES(mutex_);

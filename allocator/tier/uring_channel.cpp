@@ -185,7 +185,7 @@ Status UringChannel::keep_ring_fd() {
 
 void UringChannel::close_ring() {
   if (!is_open_) return;
-  // A ring that is no longer ours is not ours to close.
+  // A number that no longer stands for our ring is not ours to close.
   if (!ring_identity_.is_of(ring_.ring_fd)) set_ring_fd(ring_, -1);
   io_uring_queue_exit(&ring_);
   is_open_ = false;

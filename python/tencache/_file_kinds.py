@@ -30,7 +30,7 @@ _BEGINNINGS = (
 
 def kind_of(path: Path) -> str | None:
     """What the file is, as the end of "it is …"; None where its beginning does not tell."""
-    if not os.path.isfile(path):  # Whatever is read from a pipe is gone.
+    if not os.path.isfile(path):  # Bytes that are read from a pipe are gone.
         return None
     with path.open(encoding="utf-8", errors="replace") as file:
         beginning = file.read(_LETTERS)

@@ -37,7 +37,7 @@ from tencache._units import format_bytes, format_seconds, format_time, option_by
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TEMPLATE = "_page.html"
-# Samples lie 0.2 s apart, so a shorter window would not tell step times apart.
+# Samples lie 0.2 s apart or more, so a shorter window would not tell step times apart.
 _WINDOW_S = 2.0
 
 

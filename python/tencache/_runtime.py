@@ -170,7 +170,8 @@ def options() -> dict[str, str]:
     for a variable that cannot be used.
     """
     if _enabled is None:
-        with _lock:  # Without it, this could replace the options of an enable() under way.
+        # Without the lock, read_environment() could replace the options of an enable() under way.
+        with _lock:
             if _enabled is None:
                 core().read_environment()
                 return _texts(core())

@@ -232,19 +232,20 @@ void Evictor::carry_out(std::vector<MoveRequest> requests) {
   mover_->evict_requested(source);
 }
 
-// The steps are numbered below. Each part of an eviction is published as it leaves.
+// Each part of an eviction is published as it leaves.
 std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   // 1. Release pins that outlived their op, and take note of fetches that have arrived.
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   mover_->settle(false);
-  // 2. How much is wanted. Passes of their own make room for guesses.
+  // 2. Find out how much is wanted. Passes of their own make room for guesses.
   const bool is_for_guesses = bytes_to_free(0) == 0;
   const uint64_t wanted = wanted_bytes(is_for_guesses);
   if (wanted == 0) return std::nullopt;
   const uint64_t demand = demand_bytes();
   const bool is_demanded = demand > 0;
-  // 3. Cached memory, where headroom in the cache will not do.
+  // 3. Give back idle cached memory, where a thread waits, the budget is exceeded, or cached memory
+  // does not serve a request of every size.
   if (is_demanded || heap_.needs_free_room() || !heap_.can_use_any_cached()) {
     const MigrationPermit permit(mover_->fork_latch());
     total.bytes += heap_.drop_idle_cached(wanted);
@@ -252,17 +253,19 @@ std::optional<EvictionResult> Evictor::run_pass() {
       total.bytes += heap_.drop_idle_segments(heap_.budget().lacking(demand));
     }
     if (total.bytes >= wanted) return total;
-    // As headroom, cached memory will do: a device is done with it soon.
+    // The rest of the cache counts as headroom: the device is done with it soon.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
   }
-  // 4. Extents that the program wrote to while they were cold. No op has used them since they left,
-  // so they go before all others.
+  // 4. Evict extents that the program wrote to while they were cold. No op has used them since they
+  // left, so they go before all others.
   evict_written(wanted - total.bytes, false, &total);
   if (total.bytes >= wanted) return total;
   // 5. Choose victims, and move them while room is wanted.
   evict_victims(wanted - total.bytes, is_for_guesses, &total);
-  // 6. Where room is still lacking, all that was written while it was cold, not only the most
-  // written; then what exceeds the budget although nobody waits.
+  // 6. Where a thread waits or the budget is exceeded, evict further extents that were written
+  // while they were cold, also those that step 4 leaves: less than half written, or still being
+  // written. If the budget is still exceeded and nobody waits, let extents that no op has named
+  // leave in the next pass.
   if (is_demanded || heap_.needs_free_room()) evict_written(bytes_to_free(0), true, &total);
   if (!has_demand()) shrink_to_budget();
   return total;

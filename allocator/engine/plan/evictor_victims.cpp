@@ -35,8 +35,8 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   }
 }
 
-/// Drops the newest, so that as many which the program has named stay. Extents that were fetched
-/// ahead are as new, but not named yet.
+/// Drops the newest, so that kNamedLately extents that the program has named stay. Extents that
+/// were fetched ahead are as new, but not named yet.
 void spare_named_lately(std::vector<ListedExtent>& by_age) {
   for (size_t named = 0; named < kNamedLately && !by_age.empty();) {
     named += by_age.back().extent->has(kFlagAhead) ? 0 : 1;

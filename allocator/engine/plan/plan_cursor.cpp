@@ -141,7 +141,7 @@ void PlanCursor::pass_over(Tick count) {
 }
 
 // The plan has the same list op here, in other chunks. Goes on to the last of those whose extents
-// this chunk names. The plan's chunk may name others, which are still to come.
+// this chunk names. That chunk of the plan may name others, which are still to come.
 void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
   ++following_.ticks_followed;
   const LearnedPlan& plan = current_->plan();
@@ -391,8 +391,8 @@ size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
   return place;
 }
 
-// A plan of the same kind has the same tensors. Of a plan of another kind only the tensors that are
-// always there are known.
+// A plan of the same kind has the same tensors. For a plan of another kind, only the tensors that
+// are always there are known.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   bound_plan->chosen = place_of_size(bound_plan->kind, old->plan().period->born_bytes);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;

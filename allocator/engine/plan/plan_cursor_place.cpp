@@ -87,8 +87,8 @@ std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
   return places.size() == 1 ? places.front() : at_begin;
 }
 
-// Where several places have fitted for long, returns the last one that the program had reached of
-// the plan followed last.
+// Where several places have fitted for long, returns one of them, in the plan followed last if any
+// is there: the last one that the program had reached.
 std::optional<PlanCursor::Place> PlanCursor::place_in_loop(uint64_t digest,
                                                            std::span<Extent* const> extents) {
   keep_candidates(digest, extents);

@@ -48,7 +48,7 @@ void BlockPool::count_taken(const Block& block, const BlockFigures& before) {
 }
 
 // Releases a block that the program had, and counts that in use_. Blocks that the pool only claimed
-// are released in the table alone, because the program never had them.
+// are released in the table alone: use_ has counted the end of the program's use of them before.
 void BlockPool::release_counted(Block* block) {
   const bool is_small = block->segment->is_small;
   const uint64_t bytes = block->bytes;

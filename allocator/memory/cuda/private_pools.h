@@ -3,7 +3,7 @@
 // PrivatePools: separate pools of blocks, for what must share memory with nothing else: the
 // allocations of a CUDA graph, whose replays use them again long after they were freed. Each pool
 // is a BlockPool, so its memory is always resident. Memory that is freed in a pool serves that pool
-// alone until it is dropped.
+// alone until the pool is dropped.
 //
 // A graph may be replayed on streams that the pool has never heard of. So only the caller knows
 // when the device is done with a pool's free memory; nothing here is dropped on its own.

@@ -223,7 +223,8 @@ void StreamNumbers::end(CUstream stream) {
 
 // Returns an empty mark, which counts as reached, where none can be made: in a broken context,
 // whose results nobody will see, and for a stream that captures, because the capture would take the
-// event for its own. Nothing here shows that the work of such a stream before its capture is over.
+// event for its own. So the work that such a stream got before its capture counts as done, though
+// nobody knows that.
 StreamMark StreamNumbers::last_mark(CUstream stream) const {
   const CallScope scope(gpu_.driver(), gpu_.context());
   for (int tries = 0; tries < kTries && scope.status().is_ok(); ++tries) {

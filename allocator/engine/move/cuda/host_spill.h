@@ -22,8 +22,8 @@
 // free (engine/move/cuda/host_ahead.h). A thread that finds a demotion under way waits for its end
 // instead of looking for victims that are all claimed, and looks itself if that one found none. A
 // batch is what the disk writes in some ten milliseconds. A thread that claims cold extents for
-// something else says so (OtherClaim): a thread that finds nothing to demote meanwhile waits for
-// the end of it, which leaves what can be given back.
+// something else says so (OtherClaim). Another thread that finds nothing to demote meanwhile waits
+// for that claim to end, because the claimed extents can give their blocks back then.
 //
 // Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O. plan_mutex_
 // is held while the plan cursor is asked what it needs next.

@@ -122,7 +122,7 @@ void StreamEvictions::evict_once(std::vector<MoveRequest> requests, Run* run) {
   }
 }
 
-// Returns what the source has. As long as the oldest part is under way, this waits for requests.
+// Returns what the source has. Until the oldest part under way is copied, this waits for requests.
 // Requests that are tried again go first, and so does a fork that waits.
 std::vector<MoveRequest> StreamEvictions::take_more(Run* run) {
   if (!run->takes_more || !run->again.empty()) return {};

@@ -42,7 +42,8 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
 
 // Streams that the program has announced may have queued uses since the copy, by no op. This waits
 // for all that they have been given by now, which may take as long as the program is ahead of its
-// GPU. So no such extent is sealed yet: an op that names it, or its free, calls the eviction off.
+// GPU. So the extents are not sealed yet: an op that names one, or its free, calls the eviction
+// off.
 void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     if (eviction.users_done != nullptr) return false;
