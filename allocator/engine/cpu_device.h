@@ -32,7 +32,7 @@ struct CpuDeviceConfig {
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;          // none: nothing ever goes cold
   Choice userfaultfd = Choice::kAuto;          // whether pages that leave are parked
-  std::chrono::milliseconds look_interval{5};  // for unannounced writes; 0: never by itself
+  std::chrono::milliseconds look_interval{5};  // for unannounced writes, the shortest; 0: no thread
 };
 
 class CpuDevice final : public Device {

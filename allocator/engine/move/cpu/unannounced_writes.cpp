@@ -25,6 +25,18 @@ constexpr uint64_t kRestFactorInVain = 20;
 constexpr std::chrono::milliseconds kIntervalInWrites{1};
 // This share of the budget is reserved meanwhile, for what is written between two looks.
 constexpr uint64_t kReserveShare = 12;
+// No program writes to cold pages faster: each takes a fault, a read and a copy.
+constexpr uint64_t kWrittenBytesPerSecondMax = 2 * kGiB;
+// The thread wakes at least once in this many of the shortest intervals.
+constexpr int kIntervalsMax = 4;
+
+// Each wake takes a core from the program for some 20 us. So a thread that finds nothing sleeps for
+// as long as it takes to write half of the headroom.
+std::chrono::milliseconds quiet_interval(std::chrono::milliseconds shortest, const Budget& budget) {
+  const uint64_t bytes = headroom_of(budget.limit()) / 2;
+  const std::chrono::milliseconds written_in(bytes * 1000 / kWrittenBytesPerSecondMax);
+  return std::clamp(written_in, shortest, kIntervalsMax * shortest);
+}
 
 }  // namespace
 
@@ -82,7 +94,9 @@ void UnannouncedWrites::work() {
     {
       MutexLock lock(mutex_);
       const bool is_writing = quiet_waits_ < kQuietWaitsMax;
-      if (!is_stopping_) stopping_.wait_for(mutex_, is_writing ? kIntervalInWrites : interval_);
+      const std::chrono::milliseconds interval =
+          is_writing ? kIntervalInWrites : quiet_interval(interval_, heap_.budget());
+      if (!is_stopping_) stopping_.wait_for(mutex_, interval);
       if (is_stopping_) return;
     }
     quiet_waits_ = std::min(quiet_waits_ + 1, kQuietWaitsMax);

@@ -7,7 +7,7 @@
 //
 // Note [Looking for private pages]: such writes are not announced, so a thread looks for them. To
 // read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
-// where pages are there. That is too much to do often. So the thread looks every few milliseconds
+// where pages are there. That is too much to do often. So the thread looks every 5 to 20 ms
 // at one figure, the process's anonymous memory, which costs a microsecond. Only when that grew by
 // more than the budget explains does it look through the cold extents. Looks in vain take at most a
 // twentieth of one processor. The thread starts when the first extent becomes cold.
@@ -43,7 +43,8 @@ namespace tencache {
 
 class UnannouncedWrites {
  public:
-  /// Looks this often once an extent is cold; never by itself if 0. All outlive it.
+  /// Looks at most this often once an extent is cold, and a quarter as often under large budgets;
+  /// never by itself if 0. All outlive it.
   UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, SlotFetches& fetches,
                     SlotEvictions& evictions, std::chrono::milliseconds interval);
   ~UnannouncedWrites() { stop(); }
