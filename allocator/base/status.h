@@ -72,6 +72,13 @@ class [[nodiscard]] Result {
   const T& value() const& { return *value_; }
   T&& value() && { return std::move(*value_); }
 
+  /// Moves the value to `target` if there is one. Returns the status.
+  template <typename Target>
+  Status move_to(Target* target) && {
+    if (is_ok()) *target = std::move(*value_);
+    return std::move(status_);
+  }
+
  private:
   std::optional<T> value_;
   Status status_;

@@ -59,6 +59,16 @@ TEST(ResultTest, MovesOnlyTypesOut) {
   EXPECT_EQ(*owned, 3);
 }
 
+TEST(ResultTest, MovesToATargetOnlyWhatItHolds) {
+  std::unique_ptr<int> owned;
+  EXPECT_TRUE(Result<std::unique_ptr<int>>(std::make_unique<int>(3)).move_to(&owned).is_ok());
+  EXPECT_EQ(*owned, 3);
+  const Status refused =
+      Result<std::unique_ptr<int>>(Status(StatusCode::kNoSpace, "full")).move_to(&owned);
+  EXPECT_EQ(refused.message(), "full");
+  EXPECT_EQ(*owned, 3) << "the target keeps its value";
+}
+
 Status fail_when(bool fails, int& reached) {
   TENCACHE_RETURN_IF_ERROR(fails ? Status(StatusCode::kIoError, "broken") : Status::ok());
   ++reached;
