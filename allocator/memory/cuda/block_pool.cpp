@@ -13,8 +13,8 @@ namespace {
 unsigned long long printed(CUdeviceptr address) { return address; }
 
 SplitChange change_of(const BlockFigures& before, const BlockFigures& after) {
-  return {static_cast<int64_t>(after.split_bytes()) - static_cast<int64_t>(before.split_bytes()),
-          static_cast<int64_t>(after.split_count()) - static_cast<int64_t>(before.split_count())};
+  return {static_cast<int64_t>(after.split_bytes) - static_cast<int64_t>(before.split_bytes),
+          static_cast<int64_t>(after.split_count) - static_cast<int64_t>(before.split_count)};
 }
 
 }  // namespace
@@ -389,11 +389,6 @@ uint64_t BlockPool::used_bytes() const {
 uint64_t BlockPool::segment_bytes() const {
   MutexLock lock(mutex_);
   return table_.segment_bytes() + leaving_bytes_;
-}
-
-BlockFigures BlockPool::figures(bool is_small) const {
-  MutexLock lock(mutex_);
-  return table_.figures(is_small);
 }
 
 std::vector<SegmentView> BlockPool::segments() const {

@@ -132,7 +132,6 @@ class BlockPool {
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Bytes of all segments, until the source has them back.
   uint64_t segment_bytes() const TENCACHE_EXCLUDES(mutex_);
-  BlockFigures figures(bool is_small) const TENCACHE_EXCLUDES(mutex_);
   /// All segments with their blocks at one moment, ascending by address.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
