@@ -13,7 +13,7 @@ namespace tencache {
 namespace {
 
 /// How many ops that may not stop halfway are open on this thread.
-__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_must_finish = 0;
+__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_whole_ops = 0;
 
 uint64_t cold_bytes_of(std::span<Extent* const> extents) {
   uint64_t bytes = 0;
@@ -25,8 +25,8 @@ uint64_t cold_bytes_of(std::span<Extent* const> extents) {
 
 }  // namespace
 
-void Heap::MustFinish::begin() { ++t_must_finish; }
-void Heap::MustFinish::end() { --t_must_finish; }
+void Heap::begin_whole_op() { ++t_whole_ops; }
+void Heap::end_whole_op() { --t_whole_ops; }
 
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return Status::ok();
@@ -38,7 +38,7 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
   Status status =
       climb({.bytes = bytes, .requested_bytes = requested_bytes, .streams = streams}, &reason);
   const bool is_disks_fault = !status.is_ok() && !reason.is_ok();
-  if (!is_disks_fault || t_must_finish == 0) return status;
+  if (!is_disks_fault || t_whole_ops == 0) return status;
   exceed(bytes, reason);
   return Status::ok();
 }
@@ -75,8 +75,8 @@ void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason
 }
 
 Status Heap::pay_debt(uint64_t requested_bytes) {
-  if (t_must_finish > 0) return Status::ok();  // and stays in debt
-  constexpr uint64_t kLeast = 1;               // the last byte that must fit, too
+  if (t_whole_ops > 0) return Status::ok();  // and stays in debt
+  constexpr uint64_t kLeast = 1;             // the last byte that must fit, too
   drop_cached_above_budget();
   if (budget_.used() > budget_.limit()) {
     const RoomWait wait(*this, kNoStreams);
@@ -93,7 +93,7 @@ Status Heap::pay_debt(uint64_t requested_bytes) {
 Status Heap::admit(std::span<Extent* const> extents) {
   uint64_t cold_bytes = cold_bytes_of(extents);
   if (is_in_debt()) TENCACHE_RETURN_IF_ERROR(pay_debt(cold_bytes));
-  while (is_cold_usable() && t_must_finish == 0 && room_maker_->is_disk_failing()) {
+  while (is_cold_usable() && t_whole_ops == 0 && room_maker_->is_disk_failing()) {
     const uint64_t room_bytes = budget_.free() + cached_bytes();
     if (cold_bytes <= room_bytes) break;
     const RoomWait wait(*this, kNoStreams);

@@ -149,18 +149,10 @@ class Heap {
   /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
   /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
-  /// While it lives, the calling thread is in such an op: no heap refuses it memory because of the
-  /// disk. It goes over the budget instead, and the debt is paid later.
-  class MustFinish {
-   public:
-    MustFinish() { begin(); }
-    ~MustFinish() { end(); }
-    MustFinish(const MustFinish&) = delete;
-    MustFinish& operator=(const MustFinish&) = delete;
-    /// They nest.
-    static void begin();
-    static void end();
-  };
+  /// Between the two, the calling thread is in such an op: no heap refuses it memory because of the
+  /// disk. It goes over the budget instead, and the debt is paid later. They nest.
+  static void begin_whole_op();
+  static void end_whole_op();
 
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
   /// that a pass makes besides. False when none is left, or cold bytes are not usable.
