@@ -47,10 +47,6 @@ struct Frames {
   uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
-/// Why the budget is exceeded without an op: the program wrote pages of a cold extent, or the
-/// extent's other pages had to become resident with those.
-enum class ExcessCause : uint8_t { kWritten, kMerged };
-
 class CpuHeap final : public Heap {
  public:
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
@@ -77,8 +73,6 @@ class CpuHeap final : public Heap {
   /// fresh bytes are reserved.
   void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
-  /// A guess whether this much is free or cached.
-  bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
 
   /// Makes a place for the pages of an extent that leaves: Vacant, with addresses but without room.
   /// Null where there is none.
@@ -102,13 +96,6 @@ class CpuHeap final : public Heap {
   /// budget, to be counted when nobody waits for the extent. REQUIRES: the caller has claimed it.
   uint64_t note_unannounced(Extent* extent, uint64_t bytes) {
     return unannounced_.note(extent, bytes);
-  }
-  /// Counts that such pages exceed the budget: those that were written, or the rest of the extent,
-  /// which became resident with them.
-  void count_unannounced_over_budget(uint64_t bytes, uint64_t excess_bytes, ExcessCause cause) {
-    count_over_budget(
-        bytes, excess_bytes,
-        cause == ExcessCause::kWritten ? "wrote" : "wrote outside of ops, which took another");
   }
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
