@@ -30,7 +30,6 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       page_map_(page_map),
       disk_(disk),
       malloc_use_(budget),
-      unannounced_(budget),
       pool_(arena.base(), arena.bytes()),
       cached_runs_(arena.base(), arena.bytes()) {}
 
@@ -210,6 +209,18 @@ void CpuHeap::free_cold(Extent* extent) {
   forget_unannounced(extent);
   extent->is_file_mapped.store(true, std::memory_order_relaxed);
   give_back(extent);
+}
+
+uint64_t CpuHeap::note_unannounced(Extent* extent, uint64_t bytes) {
+  const uint64_t before = extent->unannounced_bytes.exchange(bytes);
+  unannounced_bytes_.fetch_add(bytes - before, std::memory_order_relaxed);
+  if (bytes > before) return budget_.force_reserve(bytes - before);
+  if (before > bytes) budget_.release(before - bytes);
+  return 0;
+}
+
+void CpuHeap::forget_unannounced(Extent* extent) {
+  if (extent->unannounced_bytes.load(std::memory_order_relaxed) > 0) note_unannounced(extent, 0);
 }
 
 void CpuHeap::count_unannounced(const TouchedPages& touched) {

@@ -14,6 +14,8 @@
 //   3. Within an extent, the kernel mappings that this library made begin only at granules. There
 //      are at most mapping_count of them.
 //   4. Padding of live extents counts as cached. It ends at a granule, and a cold extent has none.
+//   5. unannounced_bytes() is the sum of Extent::unannounced_bytes over all extents, and stands in
+//      the budget.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a system call that
 // changes memory, I/O, or a wait for room.
@@ -34,7 +36,6 @@
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
 #include "memory/slabs.h"
-#include "memory/unannounced_bytes.h"
 #include "platform/address_arena.h"
 #include "platform/page_map.h"
 #include "tier/disk_tier.h"
@@ -57,7 +58,9 @@ class CpuHeap final : public Heap {
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t small_bytes() const override { return malloc_use_.used(); }
-  uint64_t unannounced_bytes() const override { return unannounced_.total(); }
+  uint64_t unannounced_bytes() const override {
+    return unannounced_bytes_.load(std::memory_order_relaxed);
+  }
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
@@ -92,13 +95,13 @@ class CpuHeap final : public Heap {
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
 
-  /// Books pages of a cold extent that the program wrote. Returns by how many bytes they exceed the
-  /// budget, to be counted when nobody waits for the extent. REQUIRES: the caller has claimed it.
-  uint64_t note_unannounced(Extent* extent, uint64_t bytes) {
-    return unannounced_.note(extent, bytes);
-  }
+  /// Books pages that the program wrote to a cold extent without an op: this many bytes now. They
+  /// are private pages on top of the slot (Note [Cold mapping] in platform/address_arena.h), so
+  /// they count in the budget. Returns by how many bytes they exceed it, to be counted when nobody
+  /// waits for the extent. REQUIRES: the caller has claimed it.
+  uint64_t note_unannounced(Extent* extent, uint64_t bytes);
   /// Call when the extent is about to become resident. REQUIRES: likewise.
-  void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
+  void forget_unannounced(Extent* extent);
 
   /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:
   /// no other thread allocates or frees.
@@ -164,13 +167,13 @@ class CpuHeap final : public Heap {
   const PageMap* const page_map_;
   DiskTier* const disk_;
   MallocUse malloc_use_;
-  UnannouncedBytes unannounced_;
   Slabs slabs_;
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<bool> warned_lost_addresses_{false};
-  std::atomic<uint64_t> further_mappings_{0};  // besides one for each extent
-  std::atomic<uint64_t> padding_bytes_{0};     // of all extents
+  std::atomic<uint64_t> further_mappings_{0};   // besides one for each extent
+  std::atomic<uint64_t> padding_bytes_{0};      // of all extents
+  std::atomic<uint64_t> unannounced_bytes_{0};  // likewise
 
   mutable Mutex mutex_;
   ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);

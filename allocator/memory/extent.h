@@ -95,7 +95,7 @@ class Extent {
   Slot slot;
   ContentHash slot_hash;
   std::atomic<bool> has_copy_below{false};  // anyone may read it, as a guess
-  // On the cpu: pages that the program wrote while it is cold (memory/unannounced_bytes.h).
+  // On the cpu: pages that the program wrote while it is cold (memory/cpu_heap.h).
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
   // On the cpu: pages behind its end, up to a granule (memory/cpu_heap_cuts.cpp). Whoever is busy
