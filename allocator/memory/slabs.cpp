@@ -13,7 +13,7 @@ constexpr uint64_t pages_for(uint64_t bytes) { return round_up(bytes, kPageBytes
 
 }  // namespace
 
-std::optional<Slabs::Block> Slabs::cut(uint64_t bytes) {
+std::optional<Allocation> Slabs::cut(uint64_t bytes) {
   const uint64_t page_count = pages_for(bytes);
   MutexLock lock(mutex_);
   Slab* const slab = find_room(page_count);
@@ -21,7 +21,7 @@ std::optional<Slabs::Block> Slabs::cut(uint64_t bytes) {
   return cut_from(*slab, page_count);
 }
 
-Slabs::Block Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
+Allocation Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
   TENCACHE_CHECK(extent->bytes == kSlabBytes, "%llu",
                  static_cast<unsigned long long>(extent->bytes));
   extent->is_slab.store(true, std::memory_order_relaxed);
@@ -69,7 +69,7 @@ Slabs::Slab* Slabs::find_room(uint64_t page_count) {
   return nullptr;
 }
 
-Slabs::Block Slabs::cut_from(Slab& slab, uint64_t page_count) {
+Allocation Slabs::cut_from(Slab& slab, uint64_t page_count) {
   unlist(slab);
   const std::optional<uint64_t> page = slab.pages.allocate(page_count);
   TENCACHE_CHECK(page.has_value(), "%llu pages", static_cast<unsigned long long>(page_count));
