@@ -199,12 +199,11 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   return extent;
 }
 
+// Extents go cold only where there is a disk, and a page map with it.
 void CpuHeap::free_cold(Extent* extent) {
-  if (page_map_ != nullptr) {
-    TouchedPages touched;
-    if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {
-      count_unannounced(touched);
-    }
+  TouchedPages touched;
+  if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {
+    count_unannounced(touched);
   }
   forget_unannounced(extent);
   extent->is_file_mapped.store(true, std::memory_order_relaxed);

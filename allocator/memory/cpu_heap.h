@@ -151,6 +151,7 @@ class CpuHeap final : public Heap {
   std::vector<Donation> claim_donors(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
   void end_donation(const Donation& donation, bool may_be_kept) TENCACHE_EXCLUDES(mutex_);
+  void cache_rest(Extent* extent, char* address, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   void drop_front(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool take_off(char* address, uint64_t bytes);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
