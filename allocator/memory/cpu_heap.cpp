@@ -280,33 +280,6 @@ void CpuHeap::release_slot_of(Extent* extent) {
   if (slot.is_valid()) disk_->release(slot);
 }
 
-bool CpuHeap::is_valid() const {
-  MutexLock lock(mutex_);
-  uint64_t cached_bytes = 0;
-  uint64_t padding_bytes = 0;
-  uint64_t run_bytes = 0;
-  for (const Extent& extent : pool_.all()) {
-    if (extent.state() == ExtentState::kVacant) continue;
-    if (table_.find(extent.address) != &extent) return false;
-    if (table_.find(extent.address + extent.held_bytes() - 1) != &extent) return false;
-    if (extent.padding_bytes > 0 && extent.held_bytes() % kGranuleBytes != 0) return false;
-    padding_bytes += extent.padding_bytes;
-    const bool is_cached = extent.state() == ExtentState::kCached;
-    if (extent.age_hook.linked != is_cached || extent.size_hook.linked != is_cached) return false;
-  }
-  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
-       extent = AgeList::next(extent)) {
-    cached_bytes += extent->bytes;
-    const uint64_t held_bytes = extent->held_bytes();
-    if (is_in_runs(*extent)) run_bytes += held_bytes - held_bytes % kGranuleBytes;
-    const Extent* next = AgeList::next(extent);
-    if (next != nullptr && next->retired_at >= extent->retired_at) return false;
-  }
-  return pool_.is_valid(0) && slabs_.is_valid() && padding_bytes == padding_bytes_.load() &&
-         cached_bytes + padding_bytes == cached_bytes_.load() && cached_runs_.is_valid() &&
-         run_bytes == cached_runs_.bytes();
-}
-
 std::vector<ListedExtent> CpuHeap::extents() const {
   MutexLock lock(mutex_);
   return pool_.list();

@@ -103,15 +103,10 @@ class CpuHeap final : public Heap {
   /// Call when the extent is about to become resident. REQUIRES: likewise.
   void forget_unannounced(Extent* extent);
 
-  /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:
-  /// no other thread allocates or frees.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
-
   AddressArena& arena() { return arena_; }
-  const MallocUse& malloc_use() const { return malloc_use_; }
-  const Slabs& slabs() const { return slabs_; }
 
  private:
+  friend struct HeapBooks;  // of the suites: walks over all of it
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
 

@@ -90,31 +90,4 @@ void Slabs::unlist(const Slab& slab) {
   by_room_.erase({slab.pages.largest_free(), slab.extent->address});
 }
 
-uint64_t Slabs::slab_count() const {
-  MutexLock lock(mutex_);
-  return slabs_.size();
-}
-
-bool Slabs::is_valid() const {
-  MutexLock lock(mutex_);
-  uint64_t listed = 0;
-  for (const auto& [address, slab] : slabs_) {
-    if (slab->extent->address != address || !slab->extent->is_slab) return false;
-    if (slab->blocks.empty() || !slab->pages.is_valid()) return false;
-    uint64_t page = 0;
-    uint64_t slab_pages = 0;
-    for (const auto& [first, count] : slab->blocks) {
-      if (first < page) return false;
-      page = first + count;
-      slab_pages += count;
-    }
-    if (page > kSlabBytes / kPageBytes || slab_pages != slab->pages.used()) return false;
-    const uint64_t largest = slab->pages.largest_free();
-    if (largest == 0) continue;
-    if (!by_room_.contains({largest, address})) return false;
-    ++listed;
-  }
-  return listed == by_room_.size();
-}
-
 }  // namespace tencache

@@ -52,11 +52,9 @@ class Slabs {
   /// slab any more, and the caller ends it.
   bool free(Extent* slab, const char* address) TENCACHE_EXCLUDES(mutex_);
 
-  uint64_t slab_count() const TENCACHE_EXCLUDES(mutex_);
-  /// Checks everything by walking it; for tests.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
-
  private:
+  friend struct HeapBooks;  // of the suites: walks over all of it
+
   struct Slab {
     explicit Slab(Extent* of) : extent(of) {}
     Extent* const extent;

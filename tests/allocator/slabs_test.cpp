@@ -12,6 +12,7 @@
 #include <set>
 #include <vector>
 
+#include "support/heap_books.h"
 #include "support/random.h"
 
 namespace tencache {
@@ -77,11 +78,11 @@ TEST_F(SlabsTest, BlocksFillASlabBeforeTheNextBegins) {
   std::set<char*> addresses;
   for (int count = 0; count < 32; ++count) addresses.insert(allocate(64 * kKiB).address);
   EXPECT_EQ(addresses.size(), 32u);
-  EXPECT_EQ(slabs_.slab_count(), 1u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 1u);
   EXPECT_FALSE(slabs_.cut(Slabs::kBlockBytesMin).has_value());
   allocate(64 * kKiB);
-  EXPECT_EQ(slabs_.slab_count(), 2u);
-  EXPECT_TRUE(slabs_.is_valid());
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 2u);
+  EXPECT_TRUE(HeapBooks::are_valid(slabs_));
 }
 
 TEST_F(SlabsTest, BlocksAreWholePages) {
@@ -104,7 +105,7 @@ TEST_F(SlabsTest, FreedBlocksServeAgainAndTheLastEndsTheSlab) {
   EXPECT_FALSE(free(blocks[0]));
   EXPECT_FALSE(free(blocks[2]));
   EXPECT_TRUE(free(blocks[3]));
-  EXPECT_EQ(slabs_.slab_count(), 0u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 0u);
   EXPECT_FALSE(blocks[3].slab->is_slab);
 }
 
@@ -118,7 +119,7 @@ TEST_F(SlabsTest, NothingIsCutFromAColdSlab) {
   EXPECT_EQ(allocate(64 * kKiB).slab, cold.slab) << "resident again, it serves again";
   make_cold(cold.slab);
   EXPECT_FALSE(free(cold));
-  EXPECT_TRUE(slabs_.is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(slabs_));
 }
 
 TEST_F(SlabsTest, AmongSlabsTheLeastRoomThatSufficesServes) {
@@ -178,13 +179,13 @@ TEST_F(SlabsTest, AtRandomAgainstAModel) {
         make_cold(slab);
       }
     }
-    ASSERT_EQ(slabs_.slab_count(), pages.size());
+    ASSERT_EQ(HeapBooks::slab_count(slabs_), pages.size());
     if (round % 50 == 0) {
-      ASSERT_TRUE(slabs_.is_valid());
+      ASSERT_TRUE(HeapBooks::are_valid(slabs_));
     }
   }
   while (!live.empty()) free_one();
-  EXPECT_EQ(slabs_.slab_count(), 0u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 0u);
 }
 
 }  // namespace

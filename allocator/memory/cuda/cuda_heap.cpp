@@ -444,49 +444,4 @@ std::vector<ListedExtent> CudaHeap::extents() const {
   return pool_.list();
 }
 
-bool CudaHeap::is_valid() const {
-  std::vector<const CudaExtent*> waiting;
-  waiting_.visit([&](const CudaExtent* extent) { waiting.push_back(extent); });
-  MutexLock lock(mutex_);
-  uint64_t segment_bytes = 0;
-  uint64_t cached_bytes = 0;
-  for (const CudaExtent& extent : pool_.all()) {
-    const ExtentState state = extent.state();
-    if (state == ExtentState::kVacant) {
-      if (extent.frame.bytes > 0 || extent.host_block.is_valid()) return false;
-      continue;
-    }
-    if (table_.find(extent.address) != &extent) return false;
-    if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
-    const bool has_frame = extent.frame.bytes == extent.bytes;
-    if (has_frame != (state != ExtentState::kCold)) return false;
-    const bool has_copy = extent.host_block.is_valid() || extent.slot.is_valid();
-    if (state == ExtentState::kResident && !extent.has(kFlagBusy) && has_copy &&
-        !extent.has_copy_below) {
-      return false;
-    }
-    uint64_t handle_bytes = 0;
-    for (const FrameHandle& handle : extent.frame.handles) handle_bytes += handle.bytes;
-    if (handle_bytes != extent.frame.bytes) return false;
-    const bool waits = std::ranges::find(waiting, &extent) != waiting.end();
-    const bool is_linked = extent.age_hook.linked && extent.size_hook.linked;
-    if ((waits || is_linked) != (state == ExtentState::kCached) || (waits && is_linked)) {
-      return false;
-    }
-    if (state == ExtentState::kCached) cached_bytes += extent.bytes;
-  }
-  for (const auto& [address, frame] : segments_) segment_bytes += frame.bytes;
-  uint64_t run_bytes = 0;
-  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
-       extent = AgeList::next(extent)) {
-    if (extent->is_in_runs) run_bytes += extent->bytes;
-  }
-  for (const auto& [owner, runs] : cached_runs_) {
-    if (!runs.is_valid() || runs.bytes() > run_bytes) return false;
-    run_bytes -= runs.bytes();
-  }
-  if (run_bytes != 0) return false;
-  return pool_.is_valid(segment_bytes) && cached_bytes == cached_bytes_.load();
-}
-
 }  // namespace tencache

@@ -118,15 +118,12 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
   void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
-  /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
-  /// allocates or frees.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
-
   DeviceArena& arena() { return arena_; }
   StreamNumbers& streams() { return streams_; }
 
  private:
   friend class CudaHeapView;  // reads what the program asks about
+  friend struct HeapBooks;    // of the suites: walks over all of it
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, owner

@@ -10,6 +10,7 @@
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/eventually.h"
+#include "support/heap_books.h"
 #include "support/listed_requests.h"
 
 namespace tencache {
@@ -199,7 +200,7 @@ std::string TestCudaEngine::check_books_once() {
   if (device_->disk() != nullptr && device_->disk()->used_bytes() != disk_bytes) {
     return differs("disk bytes", device_->disk()->used_bytes(), disk_bytes);
   }
-  return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
+  return HeapBooks::are_valid(heap) ? "" : "the heap's lists or addresses are inconsistent";
 }
 
 void stamp(char* memory, uint64_t bytes, uint64_t seed) {
