@@ -147,7 +147,6 @@ class CudaHeap final : public Heap, private SegmentSource {
     tell(HeapEvent::kFreeCompleted, address, requested_bytes);
   }
 
-  Result<Allocation> allocate_small(uint64_t bytes, StreamSet stream);
   Result<Allocation> allocate_slow(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
   Allocation hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream);
   Result<CudaExtent*> make_extent(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
@@ -178,7 +177,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   static Key key_of(const CudaExtent& extent) {
     return {extent.bytes, extent.owner.load(std::memory_order_relaxed)};
   }
-  Status mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks);
   using DropSpare = uint64_t (CudaHeap::*)(CudaExtent* extent);  // returns the bytes it dropped
   uint64_t drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) TENCACHE_EXCLUDES(mutex_);
   std::vector<CudaExtent*> next_with_copy(bool with_cold, size_t* place) TENCACHE_EXCLUDES(mutex_);
