@@ -135,22 +135,19 @@ bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
   return true;
 }
 
-FoundBlock BlockPool::found(const Block& block) {
-  return {block.segment->address,
-          block.segment->bytes,
-          block.address,
-          block.bytes,
-          block.requested_bytes,
-          block.segment->owner,
-          streams_to_wait_for(block.segment->owner, block.users) != 0,
-          0};
-}
-
 std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
   MutexLock lock(mutex_);
   const Block* const block = table_.find(address);
   if (block == nullptr || block->state != BlockState::kActive) return std::nullopt;
-  return found(*block);
+  const Segment& segment = *block->segment;
+  return FoundBlock{segment.address,
+                    segment.bytes,
+                    block->address,
+                    block->bytes,
+                    block->requested_bytes,
+                    segment.owner,
+                    streams_to_wait_for(segment.owner, block->users) != 0,
+                    0};
 }
 
 void BlockPool::release(Block* block) {
@@ -268,11 +265,7 @@ StreamSet BlockPool::wait_for_owners(const std::vector<Block*>& claimed) {
 // Gives claimed segments back to the source, but those of refused owners become free again. Returns
 // how many bytes went. REQUIRES: the device is done with the others.
 uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refused) {
-  struct Piece {
-    CUdeviceptr address;
-    uint64_t bytes;
-  };
-  std::vector<Piece> pieces;
+  std::vector<CUdeviceptr> addresses;
   uint64_t bytes = 0;
   {
     MutexLock lock(mutex_);
@@ -282,13 +275,13 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refu
         continue;
       }
       // The table forgets it first: the source may give another thread the same address at once.
-      pieces.push_back({block->address, block->bytes});
+      addresses.push_back(block->address);
       bytes += block->bytes;
       table_.remove_segment(block);
     }
     leaving_bytes_ += bytes;
   }
-  for (const Piece& piece : pieces) source_.give_back(piece.address, piece.bytes);
+  for (const CUdeviceptr address : addresses) source_.give_back(address);
   MutexLock lock(mutex_);
   leaving_bytes_ -= bytes;
   return bytes;

@@ -339,7 +339,7 @@ uint64_t CudaHeap::large_segment_bytes() const {
   return std::clamp(share - share % kSegmentUnitBytes, kLargeSegmentBytesMin, kLargeSegmentBytes);
 }
 
-void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
+void CudaHeap::give_back(CUdeviceptr address) {
   Frame frame;
   {
     MutexLock lock(mutex_);

@@ -142,7 +142,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) override
       TENCACHE_EXCLUDES(mutex_);
   uint64_t large_segment_bytes() const override;
-  void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void give_back(CUdeviceptr address) override TENCACHE_EXCLUDES(mutex_);
   void note_completed(CUdeviceptr address, uint64_t requested_bytes) override {
     tell(HeapEvent::kFreeCompleted, address, requested_bytes);
   }

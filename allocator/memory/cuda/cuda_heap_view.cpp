@@ -104,7 +104,6 @@ std::vector<SegmentView> CudaHeapView::segments() const {
       view.address = block.address;
       view.bytes = extent.bytes;
       view.owner = extent.owner.load(std::memory_order_relaxed);
-      view.is_extent = true;
       view.is_resident = has_frame(state);
       view.blocks = {block};
       if (block.bytes == view.bytes) continue;
