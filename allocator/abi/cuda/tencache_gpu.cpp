@@ -72,7 +72,6 @@ void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
   stats->large = converted(uses.large, frames.large);
   stats->cached_bytes = figures.cached_bytes;
   stats->cold_bytes = figures.cold_bytes;
-  stats->others_bytes = figures.others_bytes;
 }
 
 }  // namespace
@@ -195,6 +194,7 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   tencache::Engine& engine = *gpu->engine;
   *stats = {};
   tencache::fill_memory(gpu->device->view(), stats);
+  stats->others_bytes = gpu->device->heap().others_bytes();
   if (const tencache::HostTier* host = gpu->device->host()) {
     stats->host_bytes = host->stats().chunk_bytes;
   }

@@ -104,6 +104,15 @@ CudaExtent* TestCudaEngine::extent(const void* address) const {
   return static_cast<CudaExtent*>(engine_->heap().find(address));
 }
 
+uint64_t TestCudaEngine::waiting_count() const {
+  uint64_t count = 0;
+  for (const SegmentView& segment : device_->view().segments()) {
+    count += static_cast<uint64_t>(
+        std::ranges::count(segment.blocks, BlockState::kWaiting, &BlockView::state));
+  }
+  return count;
+}
+
 void TestCudaEngine::op(CUstream stream, const std::vector<KernelUse>& uses,
                         std::chrono::nanoseconds duration) {
   std::vector<Access> accesses;
@@ -170,7 +179,7 @@ std::string TestCudaEngine::check_books_once() {
            std::to_string(counted) + " counted";
   };
   CudaHeap& heap = device_->heap();
-  uint64_t device_bytes = heap.small_bytes() + device_->view().figures().others_bytes;
+  uint64_t device_bytes = heap.small_bytes() + heap.others_bytes();
   uint64_t host_bytes = 0;
   uint64_t disk_bytes = 0;
   uint64_t cached_bytes = 0;
