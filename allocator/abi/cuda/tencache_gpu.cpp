@@ -35,21 +35,9 @@ tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
       converted(uses.split_count),  converted(frames.bytes),         converted(frames.frames)};
 }
 
-class CallbackObserver final : public HeapObserver {
- public:
-  using Note = void (*)(void* context, int event, uintptr_t address, uint64_t bytes);
-  CallbackObserver(Note note, void* context) : note_(note), context_(context) {}
-  void note(HeapEvent event, CUdeviceptr address, uint64_t bytes) override {
-    const int code = event == HeapEvent::kSegmentMade   ? TENCACHE_SEGMENT_MADE
-                     : event == HeapEvent::kSegmentGone ? TENCACHE_SEGMENT_GONE
-                                                        : TENCACHE_FREE_COMPLETED;
-    note_(context_, code, static_cast<uintptr_t>(address), bytes);
-  }
-
- private:
-  const Note note_;
-  void* const context_;
-};
+static_assert(static_cast<int>(HeapEvent::kSegmentMade) == TENCACHE_SEGMENT_MADE);
+static_assert(static_cast<int>(HeapEvent::kSegmentGone) == TENCACHE_SEGMENT_GONE);
+static_assert(static_cast<int>(HeapEvent::kFreeCompleted) == TENCACHE_FREE_COMPLETED);
 
 int state_number(BlockState state) {
   switch (state) {
@@ -240,7 +228,7 @@ int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu
 void tencache_gpu_observe(tencache_gpu* gpu,
                           void (*note)(void* context, int event, uintptr_t address, uint64_t bytes),
                           void* context) {
-  gpu->observer = std::make_unique<tencache::CallbackObserver>(note, context);
+  gpu->observer = std::make_unique<tencache::HeapObserver>(tencache::HeapObserver{note, context});
   gpu->device->heap().observe(gpu->observer.get());
 }
 

@@ -135,7 +135,8 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   void tell(HeapEvent event, CUdeviceptr address, uint64_t bytes) {
     HeapObserver* const observer = observer_.load(std::memory_order_acquire);
-    if (observer != nullptr) observer->note(event, address, bytes);
+    if (observer == nullptr) return;
+    observer->note(observer->context, static_cast<int>(event), address, bytes);
   }
 
   // SegmentSource.
