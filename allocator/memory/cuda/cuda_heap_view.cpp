@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/use_count.h"
+
 namespace tencache {
 namespace {
 
@@ -33,12 +35,12 @@ CudaHeapFigures CudaHeapView::figures() const {
 }
 
 void CudaHeapView::reset_peaks() {
-  heap_.use_.reset_peaks();
+  heap_.use_.reset(&UseCount::reset_peak);
   heap_.frames_.reset_peaks();
 }
 
 void CudaHeapView::reset_totals() {
-  heap_.use_.reset_totals();
+  heap_.use_.reset(&UseCount::reset_totals);
   heap_.frames_.reset_totals();
 }
 
