@@ -70,9 +70,7 @@ Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
   }
   const Block* block = take(bytes, stream);
   if (block == nullptr) [[unlikely]] {
-    const Result<const Block*> taken = take_slow(bytes, stream);
-    if (!taken.is_ok()) return taken.status();
-    block = taken.value();
+    TENCACHE_RETURN_IF_ERROR(take_slow(bytes, stream).move_to(&block));
   }
   return block->address;
 }
@@ -301,14 +299,11 @@ Result<RestoredBlocks> BlockPool::restore(const std::vector<SegmentView>& state)
   StreamSet users = 0;
   {
     MutexLock lock(mutex_);
-    const Result<StreamSet> found = users_before(state);
-    if (!found.is_ok()) return found.status();
-    users = found.value();
+    TENCACHE_RETURN_IF_ERROR(users_before(state).move_to(&users));
   }
   TENCACHE_RETURN_IF_ERROR(wait_for(users));
   MutexLock lock(mutex_);
-  const Result<StreamSet> found = users_before(state);
-  if (!found.is_ok()) return found.status();
+  TENCACHE_RETURN_IF_ERROR(users_before(state).status());
   RestoredBlocks restored;
   restored.freed = free_all();
   for (const SegmentView& segment : state) lay_out(segment, &restored.allocated);

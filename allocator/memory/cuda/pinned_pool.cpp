@@ -30,9 +30,7 @@ Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
   }
   HostBlock block = private_pool == 0 ? tier_.take(bytes) : take_kept(private_pool, bytes);
   if (!block.is_valid()) [[unlikely]] {
-    const Result<HostBlock> made = allocate_slow(bytes);
-    if (!made.is_ok()) return made.status();
-    block = made.value();
+    TENCACHE_RETURN_IF_ERROR(allocate_slow(bytes).move_to(&block));
   }
   MutexLock lock(mutex_);
   live_.emplace(reinterpret_cast<uintptr_t>(block.memory), Live{block, private_pool, {}});
