@@ -48,8 +48,7 @@ class Budget {
 
   void release(uint64_t bytes) {
     const uint64_t used = used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-    TENCACHE_DCHECK(used >= bytes, "%llu < %llu", static_cast<unsigned long long>(used),
-                    static_cast<unsigned long long>(bytes));
+    TENCACHE_DCHECK(used >= bytes, "%lu < %lu", used, bytes);
   }
 
   uint64_t limit() const { return limit_bytes_.load(std::memory_order_relaxed); }

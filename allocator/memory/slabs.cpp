@@ -22,8 +22,7 @@ std::optional<Allocation> Slabs::cut(uint64_t bytes) {
 }
 
 Allocation Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
-  TENCACHE_CHECK(extent->bytes == kSlabBytes, "%llu",
-                 static_cast<unsigned long long>(extent->bytes));
+  TENCACHE_CHECK(extent->bytes == kSlabBytes, "%lu", extent->bytes);
   extent->is_slab.store(true, std::memory_order_relaxed);
   MutexLock lock(mutex_);
   auto made = std::make_unique<Slab>(extent);
@@ -72,7 +71,7 @@ Slabs::Slab* Slabs::find_room(uint64_t page_count) {
 Allocation Slabs::cut_from(Slab& slab, uint64_t page_count) {
   unlist(slab);
   const std::optional<uint64_t> page = slab.pages.allocate(page_count);
-  TENCACHE_CHECK(page.has_value(), "%llu pages", static_cast<unsigned long long>(page_count));
+  TENCACHE_CHECK(page.has_value(), "%lu pages", page_count);
   slab.blocks.emplace(*page, page_count);
   list(slab);
   newest_ = &slab;

@@ -10,8 +10,6 @@
 namespace tencache {
 namespace {
 
-unsigned long long printed(CUdeviceptr address) { return address; }
-
 SplitChange change_of(const BlockFigures& before, const BlockFigures& after) {
   return {static_cast<int64_t>(after.split_bytes) - static_cast<int64_t>(before.split_bytes),
           static_cast<int64_t>(after.split_count) - static_cast<int64_t>(before.split_count)};
@@ -61,10 +59,8 @@ void BlockPool::release_counted(Block* block) {
 // Address and size of a block that is the program's do not change, so they are read without the
 // lock.
 Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
-  TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
-  TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
-                 static_cast<unsigned long long>(stream));
+  TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%lu bytes", bytes);
+  TENCACHE_CHECK(std::has_single_bit(stream), "%#lx is not one stream", stream);
   if (waiting_.is_turn()) [[unlikely]] {
     poll(Patience::kNone);
   }
@@ -109,8 +105,7 @@ bool BlockPool::free(CUdeviceptr address) {
     block = table_.find(address);
     if (block == nullptr) return false;
     TENCACHE_CHECK(block->address == address && block->state == BlockState::kActive,
-                   "%#llx is freed, but no block in use begins there: freed twice?",
-                   printed(address));
+                   "%#llx is freed, but no block in use begins there: freed twice?", address);
     streams = streams_to_wait_for(block->segment->owner, block->users);
     table_.retire(block);
     use_.free(block->segment->is_small, block->bytes);
@@ -128,7 +123,7 @@ bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
   Block* const block = table_.find(address);
   if (block == nullptr) return false;
   TENCACHE_CHECK(block->state == BlockState::kActive,
-                 "%#llx is used by another stream, but it was freed", printed(address));
+                 "%#llx is used by another stream, but it was freed", address);
   block->users |= streams;
   return true;
 }

@@ -39,13 +39,12 @@ FreeBlocks& BlockTable::free_blocks(bool is_small, StreamSet owner) {
 
 void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small) {
   TENCACHE_CHECK(address % kBlockUnitBytes == 0 && bytes % kBlockUnitBytes == 0,
-                 "a segment at %#llx", static_cast<unsigned long long>(address));
-  TENCACHE_CHECK(std::has_single_bit(owner), "%#llx", static_cast<unsigned long long>(owner));
+                 "a segment at %#llx", address);
+  TENCACHE_CHECK(std::has_single_bit(owner), "%#lx", owner);
   const auto next = blocks_.lower_bound(address);
   TENCACHE_CHECK(next == blocks_.end() || next->first >= address + bytes,
-                 "%#llx is in a segment already", static_cast<unsigned long long>(address));
-  TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already",
-                 static_cast<unsigned long long>(address));
+                 "%#llx is in a segment already", address);
+  TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already", address);
   Segment& segment = segments_[address];
   segment = {address, bytes, owner, is_small, std::nullopt, {}};
   figures_[is_small ? 1 : 0].segment_bytes += bytes;
@@ -118,8 +117,7 @@ Block* BlockTable::take_at(CUdeviceptr address, uint64_t bytes, uint64_t request
   Block* block = find(address);
   const bool is_there = block != nullptr && block->state == BlockState::kFree &&
                         address + bytes <= block->address + block->bytes;
-  TENCACHE_CHECK(is_there, "%llu bytes at %#llx are not free",
-                 static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
+  TENCACHE_CHECK(is_there, "%lu bytes at %#llx are not free", bytes, address);
   leave_free(block);
   if (address > block->address) {
     Block* const before = block;
@@ -218,8 +216,7 @@ void BlockTable::change_owner(Block* block, StreamSet owner) {
 
 void BlockTable::remove_segment(Block* block) {
   TENCACHE_CHECK(block->state == BlockState::kWaiting && block->bytes == block->segment->bytes,
-                 "the segment at %#llx is in use",
-                 static_cast<unsigned long long>(block->segment->address));
+                 "the segment at %#llx is in use", block->segment->address);
   figures_of(*block).segment_bytes -= block->bytes;
   const CUdeviceptr address = block->segment->address;
   drop_block(block);

@@ -110,8 +110,7 @@ Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, Str
       std::min({config_.request_bytes_max, total_bytes_, arena_.bytes(), kBlockBytesMax});
   if (bytes > bytes_max) return never_fits(bytes, bytes_max);
   const PrivatePools::PoolPtr blocks = private_pools_->find(pool);
-  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
-                 static_cast<unsigned long long>(pool));
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %lu", pool);
   return as_allocation(blocks->allocate(bytes, stream));
 }
 

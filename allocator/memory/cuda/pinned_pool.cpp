@@ -45,8 +45,7 @@ HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
   {
     MutexLock lock(mutex_);
     const auto kept = kept_.find(private_pool);
-    TENCACHE_CHECK(kept != kept_.end(), "there is no private pool %llu",
-                   static_cast<unsigned long long>(private_pool));
+    TENCACHE_CHECK(kept != kept_.end(), "there is no private pool %lu", private_pool);
     const auto found = kept->second.find(bytes);
     if (found != kept->second.end()) {
       const HostBlock block = found->second;
@@ -192,8 +191,7 @@ void PinnedPool::drop_private_pool(uint64_t number) {
   {
     MutexLock lock(mutex_);
     const auto found = kept_.find(number);
-    TENCACHE_CHECK(found != kept_.end(), "there is no private pool %llu",
-                   static_cast<unsigned long long>(number));
+    TENCACHE_CHECK(found != kept_.end(), "there is no private pool %lu", number);
     blocks.swap(found->second);
     kept_.erase(found);
     for (const auto& [bytes, block] : blocks) figures_.kept_bytes -= block.bytes;
