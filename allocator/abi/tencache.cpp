@@ -189,11 +189,11 @@ void tencache_expect(const tencache_access* accesses, uint32_t count) {
 int tencache_begin_in_place(const tencache_access* accesses, uint32_t count,
                             tencache_error* error) {
   const Status admitted = engines().admit(as_accesses(accesses, count));
-  if (admitted.is_ok()) tencache::Heap::MustFinish::begin();
+  if (admitted.is_ok()) tencache::Heap::begin_whole_op();
   return report(admitted, error);
 }
 
-void tencache_end_in_place(void) { tencache::Heap::MustFinish::end(); }
+void tencache_end_in_place(void) { tencache::Heap::end_whole_op(); }
 
 uint64_t tencache_extent_bytes(const void* address) {
   const Extent* extent = engines().find(address);

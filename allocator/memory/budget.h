@@ -43,14 +43,12 @@ class Budget {
   uint64_t force_reserve(uint64_t bytes) {
     const uint64_t used = used_bytes_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     raise_to(peak_bytes_, used);
-    const uint64_t limit_bytes = limit();
-    return used > limit_bytes ? used - limit_bytes : 0;
+    return above(used, limit());
   }
 
   void release(uint64_t bytes) {
     const uint64_t used = used_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-    TENCACHE_DCHECK(used >= bytes, "%llu < %llu", static_cast<unsigned long long>(used),
-                    static_cast<unsigned long long>(bytes));
+    TENCACHE_DCHECK(used >= bytes, "%lu < %lu", used, bytes);
   }
 
   uint64_t limit() const { return limit_bytes_.load(std::memory_order_relaxed); }
@@ -58,22 +56,13 @@ class Budget {
   /// that the attention mark fits (Engine::on_budget_change()).
   void set_limit(uint64_t bytes) { limit_bytes_.store(bytes, std::memory_order_relaxed); }
   uint64_t used() const { return used_bytes_.load(std::memory_order_relaxed); }
-  uint64_t free() const {
-    const uint64_t bytes = used();
-    const uint64_t limit_bytes = limit();
-    return bytes < limit_bytes ? limit_bytes - bytes : 0;
-  }
+  uint64_t free() const { return above(limit(), used()); }
   /// By how many bytes the limit is exceeded.
-  uint64_t excess() const {
-    const uint64_t bytes = used();
-    const uint64_t limit_bytes = limit();
-    return bytes > limit_bytes ? bytes - limit_bytes : 0;
-  }
+  uint64_t excess() const { return above(used(), limit()); }
   /// How many bytes must be released before this many can be reserved. At least one: another thread
   /// may take what is free.
   uint64_t lacking(uint64_t bytes) const {
-    const uint64_t free_bytes = free();
-    return excess() + (bytes > free_bytes ? bytes - free_bytes : 1);
+    return excess() + std::max<uint64_t>(above(bytes, free()), 1);
   }
   uint64_t attention() const { return attention_bytes_.load(std::memory_order_relaxed); }
   bool needs_attention() const { return used() > attention(); }
@@ -85,6 +74,11 @@ class Budget {
   void set_attention(uint64_t bytes) { attention_bytes_.store(bytes, std::memory_order_relaxed); }
 
  private:
+  /// By how many bytes the first figure exceeds the other.
+  static uint64_t above(uint64_t bytes, uint64_t other) {
+    return bytes > other ? bytes - other : 0;
+  }
+
   std::atomic<uint64_t> limit_bytes_;
   std::atomic<uint64_t> used_bytes_{0};
   std::atomic<uint64_t> attention_bytes_;

@@ -30,7 +30,6 @@ CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& tab
       page_map_(page_map),
       disk_(disk),
       malloc_use_(budget),
-      unannounced_(budget),
       pool_(arena.base(), arena.bytes()),
       cached_runs_(arena.base(), arena.bytes()) {}
 
@@ -200,16 +199,27 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   return extent;
 }
 
+// Extents go cold only where there is a disk, and a page map with it.
 void CpuHeap::free_cold(Extent* extent) {
-  if (page_map_ != nullptr) {
-    TouchedPages touched;
-    if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {
-      count_unannounced(touched);
-    }
+  TouchedPages touched;
+  if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {
+    count_unannounced(touched);
   }
   forget_unannounced(extent);
   extent->is_file_mapped.store(true, std::memory_order_relaxed);
   give_back(extent);
+}
+
+uint64_t CpuHeap::note_unannounced(Extent* extent, uint64_t bytes) {
+  const uint64_t before = extent->unannounced_bytes.exchange(bytes);
+  unannounced_bytes_.fetch_add(bytes - before, std::memory_order_relaxed);
+  if (bytes > before) return budget_.force_reserve(bytes - before);
+  if (before > bytes) budget_.release(before - bytes);
+  return 0;
+}
+
+void CpuHeap::forget_unannounced(Extent* extent) {
+  if (extent->unannounced_bytes.load(std::memory_order_relaxed) > 0) note_unannounced(extent, 0);
 }
 
 void CpuHeap::count_unannounced(const TouchedPages& touched) {
@@ -268,33 +278,6 @@ Slot CpuHeap::take_slot_of(Extent* extent) {
 void CpuHeap::release_slot_of(Extent* extent) {
   const Slot slot = take_slot_of(extent);
   if (slot.is_valid()) disk_->release(slot);
-}
-
-bool CpuHeap::is_valid() const {
-  MutexLock lock(mutex_);
-  uint64_t cached_bytes = 0;
-  uint64_t padding_bytes = 0;
-  uint64_t run_bytes = 0;
-  for (const Extent& extent : pool_.all()) {
-    if (extent.state() == ExtentState::kVacant) continue;
-    if (table_.find(extent.address) != &extent) return false;
-    if (table_.find(extent.address + extent.held_bytes() - 1) != &extent) return false;
-    if (extent.padding_bytes > 0 && extent.held_bytes() % kGranuleBytes != 0) return false;
-    padding_bytes += extent.padding_bytes;
-    const bool is_cached = extent.state() == ExtentState::kCached;
-    if (extent.age_hook.linked != is_cached || extent.size_hook.linked != is_cached) return false;
-  }
-  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
-       extent = AgeList::next(extent)) {
-    cached_bytes += extent->bytes;
-    const uint64_t held_bytes = extent->held_bytes();
-    if (is_in_runs(*extent)) run_bytes += held_bytes - held_bytes % kGranuleBytes;
-    const Extent* next = AgeList::next(extent);
-    if (next != nullptr && next->retired_at >= extent->retired_at) return false;
-  }
-  return pool_.is_valid(0) && slabs_.is_valid() && padding_bytes == padding_bytes_.load() &&
-         cached_bytes + padding_bytes == cached_bytes_.load() && cached_runs_.is_valid() &&
-         run_bytes == cached_runs_.bytes();
 }
 
 std::vector<ListedExtent> CpuHeap::extents() const {

@@ -14,6 +14,8 @@
 //   3. Within an extent, the kernel mappings that this library made begin only at granules. There
 //      are at most mapping_count of them.
 //   4. Padding of live extents counts as cached. It ends at a granule, and a cold extent has none.
+//   5. unannounced_bytes() is the sum of Extent::unannounced_bytes over all extents, and stands in
+//      the budget.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a system call that
 // changes memory, I/O, or a wait for room.
@@ -34,7 +36,6 @@
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
 #include "memory/slabs.h"
-#include "memory/unannounced_bytes.h"
 #include "platform/address_arena.h"
 #include "platform/page_map.h"
 #include "tier/disk_tier.h"
@@ -47,10 +48,6 @@ struct Frames {
   uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
-/// Why the budget is exceeded without an op: the program wrote pages of a cold extent, or the
-/// extent's other pages had to become resident with those.
-enum class ExcessCause : uint8_t { kWritten, kMerged };
-
 class CpuHeap final : public Heap {
  public:
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
@@ -61,7 +58,9 @@ class CpuHeap final : public Heap {
 
   std::vector<ListedExtent> extents() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t small_bytes() const override { return malloc_use_.used(); }
-  uint64_t unannounced_bytes() const override { return unannounced_.total(); }
+  uint64_t unannounced_bytes() const override {
+    return unannounced_bytes_.load(std::memory_order_relaxed);
+  }
   /// Drops cached extents first, then what malloc keeps of freed blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
@@ -77,8 +76,6 @@ class CpuHeap final : public Heap {
   /// fresh bytes are reserved.
   void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
-  /// A guess whether this much is free or cached.
-  bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
 
   /// Makes a place for the pages of an extent that leaves: Vacant, with addresses but without room.
   /// Null where there is none.
@@ -98,30 +95,18 @@ class CpuHeap final : public Heap {
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
   void count_unannounced(const TouchedPages& touched);
 
-  /// Books pages of a cold extent that the program wrote. Returns by how many bytes they exceed the
-  /// budget, to be counted when nobody waits for the extent. REQUIRES: the caller has claimed it.
-  uint64_t note_unannounced(Extent* extent, uint64_t bytes) {
-    return unannounced_.note(extent, bytes);
-  }
-  /// Counts that such pages exceed the budget: those that were written, or the rest of the extent,
-  /// which became resident with them.
-  void count_unannounced_over_budget(uint64_t bytes, uint64_t excess_bytes, ExcessCause cause) {
-    count_over_budget(
-        bytes, excess_bytes,
-        cause == ExcessCause::kWritten ? "wrote" : "wrote outside of ops, which took another");
-  }
+  /// Books pages that the program wrote to a cold extent without an op: this many bytes now. They
+  /// are private pages on top of the slot (Note [Cold mapping] in platform/address_arena.h), so
+  /// they count in the budget. Returns by how many bytes they exceed it, to be counted when nobody
+  /// waits for the extent. REQUIRES: the caller has claimed it.
+  uint64_t note_unannounced(Extent* extent, uint64_t bytes);
   /// Call when the extent is about to become resident. REQUIRES: likewise.
-  void forget_unannounced(Extent* extent) { unannounced_.forget(extent); }
-
-  /// Checks lists, table and addresses by walking everything; for tests and debug builds. REQUIRES:
-  /// no other thread allocates or frees.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
+  void forget_unannounced(Extent* extent);
 
   AddressArena& arena() { return arena_; }
-  const MallocUse& malloc_use() const { return malloc_use_; }
-  const Slabs& slabs() const { return slabs_; }
 
  private:
+  friend struct HeapBooks;  // of the suites: walks over all of it
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
 
@@ -161,6 +146,7 @@ class CpuHeap final : public Heap {
   std::vector<Donation> claim_donors(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   uint32_t move_donation(Donation* donation, char* target, uint64_t target_bytes);
   void end_donation(const Donation& donation, bool may_be_kept) TENCACHE_EXCLUDES(mutex_);
+  void cache_rest(Extent* extent, char* address, uint64_t bytes) TENCACHE_REQUIRES(mutex_);
   void drop_front(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool take_off(char* address, uint64_t bytes);
   void give_back(Extent* extent) TENCACHE_EXCLUDES(mutex_);
@@ -177,13 +163,13 @@ class CpuHeap final : public Heap {
   const PageMap* const page_map_;
   DiskTier* const disk_;
   MallocUse malloc_use_;
-  UnannouncedBytes unannounced_;
   Slabs slabs_;
 
   std::atomic<bool> warned_extent_count_{false};
   std::atomic<bool> warned_lost_addresses_{false};
-  std::atomic<uint64_t> further_mappings_{0};  // besides one for each extent
-  std::atomic<uint64_t> padding_bytes_{0};     // of all extents
+  std::atomic<uint64_t> further_mappings_{0};   // besides one for each extent
+  std::atomic<uint64_t> padding_bytes_{0};      // of all extents
+  std::atomic<uint64_t> unannounced_bytes_{0};  // likewise
 
   mutable Mutex mutex_;
   ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);

@@ -80,9 +80,11 @@ uint64_t CpuHeap::drop_cached(uint64_t bytes) {
 }
 
 void CpuHeap::bound_cache(uint64_t fresh_bytes) {
-  const uint64_t excess =
-      excess_cached_bytes(fresh_bytes, retire_count_.load(std::memory_order_relaxed));
-  if (excess > 0) drop_cached_extents(excess);
+  look_at_time(retire_count_.load(std::memory_order_relaxed));
+  live_peak_.note(live_bytes() + fresh_bytes);
+  const uint64_t used = budget_.used() + fresh_bytes;
+  const uint64_t allowed = allowed_bytes();
+  if (used > allowed) drop_cached_extents(std::min(used - allowed, cached_bytes()));
 }
 
 // Takes only the front of an extent that is much larger than what is left to drop. Padding goes

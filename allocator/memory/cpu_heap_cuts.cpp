@@ -152,13 +152,7 @@ Extent* CpuHeap::join(const std::vector<Extent*>& claimed, uint64_t bytes) {
       end_extent(extent);
       continue;
     }
-    extent->address += taken_bytes;
-    extent->bytes -= taken_bytes;
-    set_mapping_count(extent,
-                      std::min<uint64_t>(extent->mapping_count, extent->bytes / kGranuleBytes + 1));
-    extent->is_rest = true;
-    link_cached(extent);
-    extent->cancel_trim();
+    cache_rest(extent, extent->address + taken_bytes, extent->bytes - taken_bytes);
   }
   Extent* const joined = pool_.take(begin, bytes);
   joined->is_rest = false;

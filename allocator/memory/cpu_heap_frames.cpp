@@ -157,15 +157,19 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
     budget_.release(left_bytes);
     return;
   }
-  set_mapping_count(extent,
-                    std::min<uint64_t>(extent->mapping_count, left_bytes / kGranuleBytes + 1));
   table_.set(extent->address, donation.front_bytes, nullptr);
   table_.set(left_end, static_cast<uint64_t>(old_end - left_end), nullptr);
   MutexLock lock(mutex_);
   pool_.give_back_addresses(extent->address, donation.front_bytes);
   pool_.give_back_addresses(left_end, static_cast<uint64_t>(old_end - left_end));
-  extent->address = left;
-  extent->bytes = left_bytes;
+  cache_rest(extent, left, left_bytes);
+}
+
+// The extent, which has given the rest of its pages away, is Vacant and the caller's.
+void CpuHeap::cache_rest(Extent* extent, char* address, uint64_t bytes) {
+  set_mapping_count(extent, std::min<uint64_t>(extent->mapping_count, bytes / kGranuleBytes + 1));
+  extent->address = address;
+  extent->bytes = bytes;
   extent->is_rest = true;
   link_cached(extent);
   extent->cancel_trim();

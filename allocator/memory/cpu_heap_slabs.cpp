@@ -21,8 +21,8 @@ bool CpuHeap::is_crowded_by_small(uint64_t bytes) const {
 
 Result<Allocation> CpuHeap::allocate_movable(uint64_t bytes) {
   const bool fits_slabs = Slabs::serves(bytes);
-  const std::optional<Slabs::Block> cut = fits_slabs ? slabs_.cut(bytes) : std::nullopt;
-  if (cut) return Allocation{cut->address, cut->slab};
+  const std::optional<Allocation> cut = fits_slabs ? slabs_.cut(bytes) : std::nullopt;
+  if (cut) return *cut;
   // Half of the extents are left to large tensors.
   if (extent_count() >= config_.extent_count_max / 2) return allocate_small(bytes);
   if (!fits_slabs) return allocate_extent(bytes);
@@ -33,8 +33,7 @@ Result<Allocation> CpuHeap::allocate_movable(uint64_t bytes) {
     free_small(made.value().address);
     return allocate_small(bytes);
   }
-  const Slabs::Block block = slabs_.cut_from_new(extent, bytes);
-  return Allocation{block.address, block.slab};
+  return slabs_.cut_from_new(extent, bytes);
 }
 
 }  // namespace tencache

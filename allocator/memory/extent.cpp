@@ -14,14 +14,23 @@ constexpr uint64_t with_state(uint64_t word, ExtentState state) {
 
 }  // namespace
 
-bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
-                        uint64_t clear, uint64_t required_set) {
+/// Where a transition may begin, and what it changes.
+struct Extent::Change {
+  uint64_t from;  // states, as bits
+  ExtentState to;
+  uint64_t if_clear = 0;  // bits of the word that must be so
+  uint64_t if_set = 0;
+  uint64_t set = 0;
+  uint64_t clear = 0;
+};
+
+bool Extent::transition(const Change& change) {
   uint64_t word = word_.load(std::memory_order_acquire);  // acquire: a refusal tells something, too
   for (;;) {
-    const bool allowed = (bit(state_of(word)) & from_mask) != 0 && (word & required_clear) == 0 &&
-                         (word & required_set) == required_set;
+    const bool allowed = (bit(state_of(word)) & change.from) != 0 &&
+                         (word & change.if_clear) == 0 && (word & change.if_set) == change.if_set;
     if (!allowed) return false;
-    const uint64_t next = (with_state(word, to) & ~clear) | set;
+    const uint64_t next = (with_state(word, change.to) & ~change.clear) | change.set;
     if (word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
                                     std::memory_order_acquire)) {
       word_.notify_all();
@@ -30,88 +39,73 @@ bool Extent::transition(uint64_t from_mask, ExtentState to, uint64_t required_cl
   }
 }
 
-bool Extent::claim_for_eviction() {
-  return transition(bit(ExtentState::kResident), ExtentState::kEvicting,
-                    kPinsMask | kFlagBusy | kFlagKeepResident, kFlagBusy, 0, kFlagSeen);
+void Extent::must(const Change& change) {
+  const bool done = transition(change);
+  TENCACHE_CHECK(done, "state %u cannot become %u", static_cast<unsigned>(state()),
+                 static_cast<unsigned>(change.to));
 }
 
-bool Extent::reaffirm_eviction() {
-  return transition(bit(ExtentState::kEvicting), ExtentState::kEvicting, 0, 0, 0);
+bool Extent::claim_for_eviction() {
+  return transition({.from = bit(kResident),
+                     .to = kEvicting,
+                     .if_clear = kPinsMask | kFlagBusy | kFlagKeepResident,
+                     .if_set = kFlagSeen,
+                     .set = kFlagBusy});
 }
+
+bool Extent::reaffirm_eviction() { return transition({.from = bit(kEvicting), .to = kEvicting}); }
 
 bool Extent::seal() {
-  return transition(bit(ExtentState::kEvicting), ExtentState::kSealing,
-                    kPinsMask | kFlagKeepResident, 0, 0);
+  return transition(
+      {.from = bit(kEvicting), .to = kSealing, .if_clear = kPinsMask | kFlagKeepResident});
 }
 
-void Extent::unseal() {
-  const bool done = transition(bit(ExtentState::kSealing), ExtentState::kEvicting, 0, 0, 0);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
+void Extent::unseal() { must({.from = bit(kSealing), .to = kEvicting}); }
 
 void Extent::become_cold() {
-  const bool done = transition(bit(ExtentState::kSealing), ExtentState::kCold, 0, 0,
-                               kFlagBusy | kFlagDirty | kFlagAhead);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
+  must({.from = bit(kSealing), .to = kCold, .clear = kFlagBusy | kFlagDirty | kFlagAhead});
 }
 
+// In any other state it was freed meanwhile. Nobody can evict it before `busy` is given up.
 void Extent::abandon_eviction() {
-  uint64_t word = word_.load(std::memory_order_relaxed);
-  uint64_t next = 0;
-  do {
-    TENCACHE_DCHECK((word & kFlagBusy) != 0);
-    const ExtentState state = state_of(word);
-    const bool in_eviction = state == ExtentState::kEvicting || state == ExtentState::kSealing;
-    next = (in_eviction ? with_state(word, ExtentState::kResident) : word) & ~kFlagBusy;
-  } while (!word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
-                                        std::memory_order_relaxed));
-  word_.notify_all();
+  TENCACHE_DCHECK(has(kFlagBusy));
+  const uint64_t from = bit(kEvicting) | bit(kSealing);
+  if (!transition({.from = from, .to = kResident, .clear = kFlagBusy})) release_busy();
 }
 
 bool Extent::claim_for_fetch() {
-  return transition(bit(ExtentState::kCold), ExtentState::kFetching, kFlagBusy, kFlagBusy, 0);
+  return transition({.from = bit(kCold), .to = kFetching, .if_clear = kFlagBusy, .set = kFlagBusy});
 }
 
-void Extent::begin_merge() {
-  const bool done = transition(bit(ExtentState::kFetching), ExtentState::kMerging, 0, 0, 0);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
+void Extent::begin_merge() { must({.from = bit(kFetching), .to = kMerging}); }
 
 void Extent::become_resident() {
-  const bool done = transition(bit(ExtentState::kMerging), ExtentState::kResident, 0, 0, kFlagBusy);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
+  must({.from = bit(kMerging), .to = kResident, .clear = kFlagBusy});
 }
 
-void Extent::become_arriving() {
-  const bool done = transition(bit(ExtentState::kFetching), ExtentState::kArriving, 0, 0, 0);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
+void Extent::become_arriving() { must({.from = bit(kFetching), .to = kArriving}); }
 
 void Extent::settle() {
-  if (!transition(bit(ExtentState::kArriving), ExtentState::kResident, 0, 0, kFlagBusy)) {
-    release_busy();
-  }
+  if (!transition({.from = bit(kArriving), .to = kResident, .clear = kFlagBusy})) release_busy();
 }
 
 void Extent::abandon_fetch() {
-  const bool done = transition(bit(ExtentState::kFetching) | bit(ExtentState::kMerging),
-                               ExtentState::kCold, 0, 0, kFlagBusy);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
+  must({.from = bit(kFetching) | bit(kMerging), .to = kCold, .clear = kFlagBusy});
 }
 
 bool Extent::claim_cold() {
-  return transition(bit(ExtentState::kCold), ExtentState::kCold, kPinsMask | kFlagBusy, kFlagBusy,
-                    0);
+  return transition(
+      {.from = bit(kCold), .to = kCold, .if_clear = kPinsMask | kFlagBusy, .set = kFlagBusy});
 }
 
 bool Extent::release_cold() {
-  return transition(bit(ExtentState::kCold), ExtentState::kCold, 0, 0, kFlagBusy);
+  return transition({.from = bit(kCold), .to = kCold, .clear = kFlagBusy});
 }
 
 // Ends the sealing: a pin makes the evicting thread give up at once.
 void Extent::call_off_sealing() {
   uint64_t word = pin() + kOnePin;
-  while (state_of(word) == ExtentState::kSealing) {
+  while (state_of(word) == kSealing) {
     wait_while(word);
     word = load();
   }
@@ -126,26 +120,26 @@ Retired Extent::retire() {
     uint64_t next = 0;
     Retired retired = Retired::kCached;
     switch (state_of(word)) {
-      case ExtentState::kResident:
-      case ExtentState::kEvicting:
-      case ExtentState::kArriving:
-        next = with_state(word, ExtentState::kCached) & ~kUseFlags;
+      case kResident:
+      case kEvicting:
+      case kArriving:
+        next = with_state(word, kCached) & ~kUseFlags;
         break;
-      case ExtentState::kCold:
-        next = with_state(word, ExtentState::kVacant) | kFlagBusy;
+      case kCold:
+        next = with_state(word, kVacant) | kFlagBusy;
         retired = (word & kFlagBusy) != 0 ? Retired::kLeftToClaimer : Retired::kVacant;
         break;
-      case ExtentState::kSealing:
+      case kSealing:
         call_off_sealing();
         word = load();
         continue;
-      case ExtentState::kFetching:
-      case ExtentState::kMerging:
+      case kFetching:
+      case kMerging:
         wait_while(word);
         word = load();
         continue;
-      case ExtentState::kVacant:
-      case ExtentState::kCached:
+      case kVacant:
+      case kCached:
         TENCACHE_CHECK(false, "double free of %p", static_cast<void*>(address));
     }
     if (word_.compare_exchange_weak(word, next, std::memory_order_acq_rel,
@@ -156,30 +150,18 @@ Retired Extent::retire() {
   }
 }
 
-void Extent::revive() {
-  const bool done = transition(bit(ExtentState::kCached), ExtentState::kResident, 0, 0, kUseFlags);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
+void Extent::revive() { must({.from = bit(kCached), .to = kResident, .clear = kUseFlags}); }
 
 bool Extent::claim_for_trim() {
-  return transition(bit(ExtentState::kCached), ExtentState::kVacant, kFlagBusy | kPinsMask,
-                    kFlagBusy, 0);
+  return transition(
+      {.from = bit(kCached), .to = kVacant, .if_clear = kFlagBusy | kPinsMask, .set = kFlagBusy});
 }
 
-void Extent::cancel_trim() {
-  const bool done = transition(bit(ExtentState::kVacant), ExtentState::kCached, 0, 0, kFlagBusy);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
-}
+void Extent::cancel_trim() { must({.from = bit(kVacant), .to = kCached, .clear = kFlagBusy}); }
 
 bool Extent::try_take_busy() {
-  uint64_t word = word_.load(std::memory_order_relaxed);
-  for (;;) {
-    if (state_of(word) != ExtentState::kResident || (word & kFlagBusy) != 0) return false;
-    if (word_.compare_exchange_weak(word, word | kFlagBusy, std::memory_order_acq_rel,
-                                    std::memory_order_relaxed)) {
-      return true;
-    }
-  }
+  return transition(
+      {.from = bit(kResident), .to = kResident, .if_clear = kFlagBusy, .set = kFlagBusy});
 }
 
 void Extent::release_busy() {
@@ -188,7 +170,7 @@ void Extent::release_busy() {
 }
 
 void Extent::become_vacant() {
-  TENCACHE_DCHECK(state() == ExtentState::kVacant);
+  TENCACHE_DCHECK(state() == kVacant);
   // Pins stay: an extent that could not be fetched may be freed while its op still pins it. The op
   // unpins it in the object's next life.
   word_.fetch_and(kPinsMask | kStateMask, std::memory_order_release);
@@ -196,9 +178,7 @@ void Extent::become_vacant() {
 }
 
 void Extent::commit() {
-  const bool done =
-      transition(bit(ExtentState::kVacant), ExtentState::kResident, kFlagBusy, 0, kUseFlags);
-  TENCACHE_CHECK(done, "state %u", static_cast<unsigned>(state()));
+  must({.from = bit(kVacant), .to = kResident, .if_clear = kFlagBusy, .clear = kUseFlags});
 }
 
 }  // namespace tencache

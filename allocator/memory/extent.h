@@ -95,7 +95,7 @@ class Extent {
   Slot slot;
   ContentHash slot_hash;
   std::atomic<bool> has_copy_below{false};  // anyone may read it, as a guess
-  // On the cpu: pages that the program wrote while it is cold (memory/unannounced_bytes.h).
+  // On the cpu: pages that the program wrote while it is cold (memory/cpu_heap.h).
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
   // On the cpu: pages behind its end, up to a granule (memory/cpu_heap_cuts.cpp). Whoever is busy
@@ -151,17 +151,9 @@ class Extent {
   void wait_while(uint64_t seen) const { word_.wait(seen, std::memory_order_acquire); }
 
   /// Whether claim_for_eviction() would succeed now.
-  bool may_be_evicted() const {
-    const uint64_t word = load();
-    return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
-           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == kFlagSeen;
-  }
+  bool may_be_evicted() const { return rests_with(kFlagSeen); }
   /// Whether it might be evicted if an op had named it.
-  bool is_kept_unseen() const {
-    const uint64_t word = load();
-    return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&
-           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == 0;
-  }
+  bool is_kept_unseen() const { return rests_with(0); }
   /// A guess, for choosing victims: there is a copy below, and no op announced a write since.
   bool is_presumed_clean() const {
     return has_copy_below.load(std::memory_order_relaxed) && !has(kFlagDirty);
@@ -213,9 +205,19 @@ class Extent {
   void commit();
 
  private:
+  using enum ExtentState;
+
+  /// Whether it is resident and nobody uses it, with these flags of those that matter to evictions.
+  bool rests_with(uint64_t flags) const {
+    const uint64_t word = load();
+    return state_of(word) == kResident && pins_of(word) == 0 &&
+           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == flags;
+  }
   void call_off_sealing();
-  bool transition(uint64_t from_mask, ExtentState to, uint64_t required_clear, uint64_t set,
-                  uint64_t clear, uint64_t required_set = 0);
+  struct Change;
+  bool transition(const Change& change);
+  /// The same where it cannot be refused; aborts if it is.
+  void must(const Change& change);
 
   std::atomic<uint64_t> word_{0};
 };

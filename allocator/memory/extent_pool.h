@@ -66,22 +66,9 @@ class ExtentPool {
     return extents;
   }
 
-  /// Whether the addresses in use are those of extents that are not Vacant and `other_bytes`.
-  bool is_valid(uint64_t other_bytes) const {
-    uint64_t granule_count = other_bytes / kGranuleBytes;
-    uint64_t vacant_count = 0;
-    for (const ExtentType& extent : all_) {
-      if (extent.state() == ExtentState::kVacant) {
-        ++vacant_count;
-      } else {
-        granule_count += granules_of(extent.bytes);
-      }
-    }
-    return granules_.is_valid() && granules_.used() == granule_count &&
-           vacant_.size() == vacant_count;
-  }
-
  private:
+  friend struct HeapBooks;  // of the suites: walks over all of it
+
   static uint64_t granules_of(uint64_t bytes) {
     return round_up(bytes, kGranuleBytes) / kGranuleBytes;
   }

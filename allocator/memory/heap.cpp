@@ -2,7 +2,6 @@
 #include "memory/heap.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -13,7 +12,7 @@ namespace tencache {
 namespace {
 
 /// How many ops that may not stop halfway are open on this thread.
-__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_must_finish = 0;
+__attribute__((tls_model("initial-exec"))) thread_local uint32_t t_whole_ops = 0;
 
 uint64_t cold_bytes_of(std::span<Extent* const> extents) {
   uint64_t bytes = 0;
@@ -25,8 +24,8 @@ uint64_t cold_bytes_of(std::span<Extent* const> extents) {
 
 }  // namespace
 
-void Heap::MustFinish::begin() { ++t_must_finish; }
-void Heap::MustFinish::end() { --t_must_finish; }
+void Heap::begin_whole_op() { ++t_whole_ops; }
+void Heap::end_whole_op() { --t_whole_ops; }
 
 Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams) {
   if (budget_.try_reserve(bytes)) return Status::ok();
@@ -38,7 +37,7 @@ Status Heap::reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams
   Status status =
       climb({.bytes = bytes, .requested_bytes = requested_bytes, .streams = streams}, &reason);
   const bool is_disks_fault = !status.is_ok() && !reason.is_ok();
-  if (!is_disks_fault || t_must_finish == 0) return status;
+  if (!is_disks_fault || t_whole_ops == 0) return status;
   exceed(bytes, reason);
   return Status::ok();
 }
@@ -75,8 +74,8 @@ void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason
 }
 
 Status Heap::pay_debt(uint64_t requested_bytes) {
-  if (t_must_finish > 0) return Status::ok();  // and stays in debt
-  constexpr uint64_t kLeast = 1;               // the last byte that must fit, too
+  if (t_whole_ops > 0) return Status::ok();  // and stays in debt
+  constexpr uint64_t kLeast = 1;             // the last byte that must fit, too
   drop_cached_above_budget();
   if (budget_.used() > budget_.limit()) {
     const RoomWait wait(*this, kNoStreams);
@@ -93,7 +92,7 @@ Status Heap::pay_debt(uint64_t requested_bytes) {
 Status Heap::admit(std::span<Extent* const> extents) {
   uint64_t cold_bytes = cold_bytes_of(extents);
   if (is_in_debt()) TENCACHE_RETURN_IF_ERROR(pay_debt(cold_bytes));
-  while (is_cold_usable() && t_must_finish == 0 && room_maker_->is_disk_failing()) {
+  while (is_cold_usable() && t_whole_ops == 0 && room_maker_->is_disk_failing()) {
     const uint64_t room_bytes = budget_.free() + cached_bytes();
     if (cold_bytes <= room_bytes) break;
     const RoomWait wait(*this, kNoStreams);
@@ -109,16 +108,8 @@ Status Heap::admit(std::span<Extent* const> extents) {
 }
 
 void Heap::await_any_room(uint64_t bytes, uint64_t soon_bytes) {
-  if (!can_use_any_cached() || budget_.free() + cached_bytes() >= bytes) return;
+  if (!can_use_any_cached() || may_have_room(bytes)) return;
   room_maker_->await_any_room(bytes, soon_bytes);
-}
-
-uint64_t Heap::excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees) {
-  look_at_time(frees);
-  live_peak_.note(live_bytes() + fresh_bytes);
-  const uint64_t used = budget_.used() + fresh_bytes;
-  const uint64_t allowed = allowed_bytes();
-  return used > allowed ? std::min(used - allowed, cached_bytes()) : 0;
 }
 
 bool Heap::evict_more(uint64_t bytes) {
@@ -207,42 +198,41 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* 
       remedy_for_excess(stuck, may_extents_be_smaller()).c_str());
 }
 
-Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const {
+// `rest` goes on where the sentence stops, and ends with what helps.
+Status Heap::refusal(uint64_t requested_bytes, const std::string& rest) const {
   const std::string op = room_maker_->current_op();
+  return Status(StatusCode::kOutOfMemory, "tencache ran out of memory. Tried to allocate " +
+                                              format_bytes(requested_bytes) +
+                                              (op.empty() ? "" : " in " + op) + " " + rest);
+}
+
+Status Heap::out_of_memory(const WantedRoom& wanted, const Status& reason) const {
   const uint64_t would_do = budget_.used() + wanted.bytes;
-  std::string text = "tencache ran out of memory. Tried to allocate " +
-                     format_bytes(wanted.requested_bytes) + (op.empty() ? "" : " in " + op) +
-                     " with " + format_bytes(budget_.used()) + " of the device budget of " +
+  std::string rest = "with " + format_bytes(budget_.used()) + " of the device budget of " +
                      format_bytes(budget_.limit()) + " in use. ";
   if (reason.is_ok()) {
-    text += "Strict mode does not spill; this allocation would have fitted into " +
+    rest += "Strict mode does not spill; this allocation would have fitted into " +
             option_bytes(would_do) +
             ", and later ones may need more: raise --device-memory or leave out --strict.";
   } else {
-    text += "Nothing can be spilled: " + reason.clause() +
+    rest += "Nothing can be spilled: " + reason.clause() +
             ". The smallest budget that would do here without spilling more is " +
             option_bytes(would_do) + ".";
   }
-  return Status(StatusCode::kOutOfMemory, std::move(text));
+  return refusal(wanted.requested_bytes, rest);
 }
 
 Status Heap::beyond_device(const WantedRoom& wanted) const {
-  const std::string op = room_maker_->current_op();
-  return Status(StatusCode::kOutOfMemory,
-                "tencache ran out of memory. Tried to allocate " +
-                    format_bytes(wanted.requested_bytes) + (op.empty() ? "" : " in " + op) +
-                    " with " + format_bytes(live_bytes()) +
-                    " in use, which cannot leave: no op "
-                    "has used it yet, or one is using it. The GPU has " +
-                    format_bytes(device_bytes_max()) + " in all; use less of it at once.");
+  return refusal(wanted.requested_bytes,
+                 "with " + format_bytes(live_bytes()) +
+                     " in use, which cannot leave: no op has used it yet, or one is using it. The "
+                     "GPU has " +
+                     format_bytes(device_bytes_max()) + " in all; use less of it at once.");
 }
 
 Status Heap::never_fits(uint64_t requested_bytes, uint64_t bytes_max) const {
-  const std::string op = room_maker_->current_op();
-  return Status(StatusCode::kOutOfMemory,
-                "tencache ran out of memory. Tried to allocate " + format_bytes(requested_bytes) +
-                    (op.empty() ? "" : " in " + op) + " at once, and this machine holds at most " +
-                    format_bytes(bytes_max) + "; make the tensor smaller.");
+  return refusal(requested_bytes, "at once, and this machine holds at most " +
+                                      format_bytes(bytes_max) + "; make the tensor smaller.");
 }
 
 }  // namespace tencache

@@ -136,6 +136,10 @@ class Heap {
   /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
   /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes, StreamSet streams = kNoStreams);
+  /// Counts that `bytes` more went over the budget; `act` tells what the program did with them.
+  void count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act = "asked for");
+  /// A guess whether this much is free or cached.
+  bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
   /// Waits until this much is free or cached, where cached memory is as good as free. Then what
   /// leaves need not give its pages back to the kernel first. A guess: another thread may take
   /// them.
@@ -149,18 +153,10 @@ class Heap {
   /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
   /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
-  /// While it lives, the calling thread is in such an op: no heap refuses it memory because of the
-  /// disk. It goes over the budget instead, and the debt is paid later.
-  class MustFinish {
-   public:
-    MustFinish() { begin(); }
-    ~MustFinish() { end(); }
-    MustFinish(const MustFinish&) = delete;
-    MustFinish& operator=(const MustFinish&) = delete;
-    /// They nest.
-    static void begin();
-    static void end();
-  };
+  /// Between the two, the calling thread is in such an op: no heap refuses it memory because of the
+  /// disk. It goes over the budget instead, and the debt is paid later. They nest.
+  static void begin_whole_op();
+  static void end_whole_op();
 
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
   /// that a pass makes besides. False when none is left, or cold bytes are not usable.
@@ -228,14 +224,9 @@ class Heap {
     const uint64_t excess_bytes = budget_.excess();
     if (excess_bytes > 0) drop_idle_cached(excess_bytes);
   }
-  /// How many cached bytes are more than is worth keeping, once `fresh_bytes` more are live that do
-  /// not come from the cache. `frees` is how many extents were ever freed.
-  uint64_t excess_cached_bytes(uint64_t fresh_bytes, uint64_t frees);
   /// Frees `bytes` more of the budget by eviction and reserves them. False when nothing is left
   /// that may be evicted.
   bool evict_more(uint64_t bytes);
-  /// Counts that `bytes` more went over the budget; `act` tells what was done with them.
-  void count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act = "asked for");
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
 
@@ -244,6 +235,8 @@ class Heap {
   ExtentTable& table_;
   Budget& budget_;
   Stats& stats_;
+
+  LivePeak live_peak_;
 
   // Written by allocating and freeing threads, read for limits and statistics, which need no exact
   // figures across threads.
@@ -266,11 +259,11 @@ class Heap {
   bool await_room(const WantedRoom& wanted, Status* reason);
   bool take_cached_of(const WantedRoom& wanted);
   bool is_worth_a_warning(uint64_t excess_bytes);
+  Status refusal(uint64_t requested_bytes, const std::string& rest) const;
   Status out_of_memory(const WantedRoom& wanted, const Status& reason) const;
   Status beyond_device(const WantedRoom& wanted) const;
 
   RoomMaker* room_maker_ = nullptr;
-  LivePeak live_peak_;
   std::atomic<uint32_t> room_waiters_{0};
   std::atomic<uint64_t> next_id_{1};
   std::atomic<bool> is_passive_{false};

@@ -27,23 +27,13 @@ class IntrusiveList {
   static T* next(const T* element) { return (element->*kHook).next; }
   static T* previous(const T* element) { return (element->*kHook).previous; }
 
-  void push_front(T* element) {
-    ListHook<T>& hook = element->*kHook;
-    TENCACHE_DCHECK(!hook.linked);
-    hook = {nullptr, head_, true};
-    (head_ != nullptr ? (head_->*kHook).previous : tail_) = element;
-    head_ = element;
-  }
+  void push_front(T* element) { insert_after(nullptr, element); }
 
   /// Inserts behind `place`, or at the front if that is null.
   void insert_after(T* place, T* element) {
-    if (place == nullptr) {
-      push_front(element);
-      return;
-    }
     ListHook<T>& hook = element->*kHook;
     TENCACHE_DCHECK(!hook.linked);
-    T*& behind = (place->*kHook).next;
+    T*& behind = place != nullptr ? (place->*kHook).next : head_;
     hook = {place, behind, true};
     (behind != nullptr ? (behind->*kHook).previous : tail_) = element;
     behind = element;

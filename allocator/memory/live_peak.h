@@ -48,9 +48,7 @@ class LivePeak {
 
   /// The peak of both windows.
   uint64_t recent_bytes() const {
-    const uint64_t previous = previous_peak_bytes_.load(std::memory_order_relaxed);
-    const uint64_t running = peak_bytes_.load(std::memory_order_relaxed);
-    return previous > running ? previous : running;
+    return std::max(value_of(previous_peak_bytes_), value_of(peak_bytes_));
   }
 
   /// How much live and cached memory together may take, once this many bytes are live.

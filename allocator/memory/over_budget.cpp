@@ -8,15 +8,8 @@
 namespace tencache {
 namespace {
 
-enum class Cause : uint8_t { kInUse, kKept, kUnnamed, kSmall, kWritten };
-
-Cause main_cause(const StuckBytes& stuck) {
-  const uint64_t most =
-      std::max({stuck.in_use, stuck.kept, stuck.unnamed, stuck.small, stuck.written});
-  if (stuck.in_use == most) return Cause::kInUse;
-  if (stuck.small == most) return Cause::kSmall;
-  if (stuck.written == most) return Cause::kWritten;
-  return stuck.kept == most ? Cause::kKept : Cause::kUnnamed;
+uint64_t most_of(const StuckBytes& stuck) {
+  return std::max({stuck.in_use, stuck.kept, stuck.unnamed, stuck.small, stuck.written});
 }
 
 }  // namespace
@@ -40,26 +33,23 @@ StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_by
 }
 
 std::string cause_of_excess(const StuckBytes& stuck, uint64_t extent_min_bytes) {
-  switch (main_cause(stuck)) {
-    case Cause::kInUse:
-      return "what it uses at once";
-    case Cause::kKept:
-      return "with " + format_bytes(stuck.kept) +
-             " of tensors that packed weights or graphs keep in place, the total";
-    case Cause::kUnnamed:
-      return "with " + format_bytes(stuck.unnamed) + " that no op has used yet, the total";
-    case Cause::kSmall:
-      return "with " + format_bytes(stuck.small) + " of tensors smaller than " +
-             format_bytes(extent_min_bytes) + ", which stay, the total";
-    case Cause::kWritten:
-      return "with " + format_bytes(stuck.written) +
-             " that it wrote outside of ops to tensors that had left, the total";
+  const uint64_t most = most_of(stuck);
+  if (stuck.in_use == most) return "what it uses at once";
+  std::string what = " that no op has used yet";
+  if (stuck.small == most) {
+    what = " of tensors smaller than " + format_bytes(extent_min_bytes) + ", which stay";
+  } else if (stuck.written == most) {
+    what = " that it wrote outside of ops to tensors that had left";
+  } else if (stuck.kept == most) {
+    what = " of tensors that packed weights or graphs keep in place";
   }
-  return {};
+  return "with " + format_bytes(most) + what + ", the total";
 }
 
 std::string remedy_for_excess(const StuckBytes& stuck, bool may_be_smaller) {
-  if (main_cause(stuck) != Cause::kSmall || !may_be_smaller) return {};
+  const uint64_t most = most_of(stuck);
+  const bool is_small = stuck.small == most && stuck.in_use < most;
+  if (!is_small || !may_be_smaller) return {};
   return ", and a lower --extent-min lets smaller tensors leave";
 }
 

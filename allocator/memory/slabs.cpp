@@ -13,7 +13,7 @@ constexpr uint64_t pages_for(uint64_t bytes) { return round_up(bytes, kPageBytes
 
 }  // namespace
 
-std::optional<Slabs::Block> Slabs::cut(uint64_t bytes) {
+std::optional<Allocation> Slabs::cut(uint64_t bytes) {
   const uint64_t page_count = pages_for(bytes);
   MutexLock lock(mutex_);
   Slab* const slab = find_room(page_count);
@@ -21,9 +21,8 @@ std::optional<Slabs::Block> Slabs::cut(uint64_t bytes) {
   return cut_from(*slab, page_count);
 }
 
-Slabs::Block Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
-  TENCACHE_CHECK(extent->bytes == kSlabBytes, "%llu",
-                 static_cast<unsigned long long>(extent->bytes));
+Allocation Slabs::cut_from_new(Extent* extent, uint64_t bytes) {
+  TENCACHE_CHECK(extent->bytes == kSlabBytes, "%lu", extent->bytes);
   extent->is_slab.store(true, std::memory_order_relaxed);
   MutexLock lock(mutex_);
   auto made = std::make_unique<Slab>(extent);
@@ -69,10 +68,10 @@ Slabs::Slab* Slabs::find_room(uint64_t page_count) {
   return nullptr;
 }
 
-Slabs::Block Slabs::cut_from(Slab& slab, uint64_t page_count) {
+Allocation Slabs::cut_from(Slab& slab, uint64_t page_count) {
   unlist(slab);
   const std::optional<uint64_t> page = slab.pages.allocate(page_count);
-  TENCACHE_CHECK(page.has_value(), "%llu pages", static_cast<unsigned long long>(page_count));
+  TENCACHE_CHECK(page.has_value(), "%lu pages", page_count);
   slab.blocks.emplace(*page, page_count);
   list(slab);
   newest_ = &slab;
@@ -88,33 +87,6 @@ void Slabs::list(const Slab& slab) {
 
 void Slabs::unlist(const Slab& slab) {
   by_room_.erase({slab.pages.largest_free(), slab.extent->address});
-}
-
-uint64_t Slabs::slab_count() const {
-  MutexLock lock(mutex_);
-  return slabs_.size();
-}
-
-bool Slabs::is_valid() const {
-  MutexLock lock(mutex_);
-  uint64_t listed = 0;
-  for (const auto& [address, slab] : slabs_) {
-    if (slab->extent->address != address || !slab->extent->is_slab) return false;
-    if (slab->blocks.empty() || !slab->pages.is_valid()) return false;
-    uint64_t page = 0;
-    uint64_t slab_pages = 0;
-    for (const auto& [first, count] : slab->blocks) {
-      if (first < page) return false;
-      page = first + count;
-      slab_pages += count;
-    }
-    if (page > kSlabBytes / kPageBytes || slab_pages != slab->pages.used()) return false;
-    const uint64_t largest = slab->pages.largest_free();
-    if (largest == 0) continue;
-    if (!by_room_.contains({largest, address})) return false;
-    ++listed;
-  }
-  return listed == by_room_.size();
 }
 
 }  // namespace tencache

@@ -27,6 +27,7 @@
 #include "base/range_allocator.h"
 #include "base/units.h"
 #include "memory/extent.h"
+#include "memory/heap.h"
 #include "platform/address_arena.h"
 
 namespace tencache {
@@ -39,28 +40,21 @@ class Slabs {
   /// Larger blocks are extents of their own: of a slab, too much would stay unused.
   static constexpr uint64_t kBlockBytesMax = kSlabBytes / 4;
 
-  struct Block {
-    char* address = nullptr;
-    Extent* slab = nullptr;
-  };
-
   static constexpr bool serves(uint64_t bytes) {
     return bytes >= kBlockBytesMin && bytes <= kBlockBytesMax;
   }
 
   /// A block of a slab that is there; none when that takes a new slab.
-  std::optional<Block> cut(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  std::optional<Allocation> cut(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Makes a slab of this extent, and cuts a first block. REQUIRES: kSlabBytes that nobody uses.
-  Block cut_from_new(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
+  Allocation cut_from_new(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Frees a block; anything else aborts. Returns whether it was the last: then the extent is no
   /// slab any more, and the caller ends it.
   bool free(Extent* slab, const char* address) TENCACHE_EXCLUDES(mutex_);
 
-  uint64_t slab_count() const TENCACHE_EXCLUDES(mutex_);
-  /// Checks everything by walking it; for tests.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
-
  private:
+  friend struct HeapBooks;  // of the suites: walks over all of it
+
   struct Slab {
     explicit Slab(Extent* of) : extent(of) {}
     Extent* const extent;
@@ -71,7 +65,7 @@ class Slabs {
   using ByRoom = std::set<std::pair<uint64_t, char*>>;
 
   Slab* find_room(uint64_t page_count) TENCACHE_REQUIRES(mutex_);
-  Block cut_from(Slab& slab, uint64_t page_count) TENCACHE_REQUIRES(mutex_);
+  Allocation cut_from(Slab& slab, uint64_t page_count) TENCACHE_REQUIRES(mutex_);
   void list(const Slab& slab) TENCACHE_REQUIRES(mutex_);
   void unlist(const Slab& slab) TENCACHE_REQUIRES(mutex_);
 

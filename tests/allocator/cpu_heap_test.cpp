@@ -16,6 +16,7 @@
 
 #include "base/units.h"
 #include "support/accessible.h"
+#include "support/heap_books.h"
 #include "support/random.h"
 
 namespace tencache {
@@ -114,7 +115,7 @@ TEST_F(HeapTest, ExtentsAreAlignedRoundedAndFoundByInteriorPointers) {
   EXPECT_EQ(heap_->find(static_cast<char*>(odd.address) + 3 * kMiB), odd.extent);
   EXPECT_EQ(budget_->used(), odd.extent->bytes);
   EXPECT_EQ(odd.extent->state(), ExtentState::kResident);
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, FreedExtentWaitsForARequestOfItsSize) {
@@ -128,7 +129,7 @@ TEST_F(HeapTest, FreedExtentWaitsForARequestOfItsSize) {
   EXPECT_EQ(again.address, first.address);
   EXPECT_NE(again.extent->id, id);
   EXPECT_EQ(heap_->cached_bytes(), 0u);
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, NewestCachedExtentIsReusedAndOldestIsDropped) {
@@ -142,7 +143,7 @@ TEST_F(HeapTest, NewestCachedExtentIsReusedAndOldestIsDropped) {
   EXPECT_EQ(allocate(kMiB).address, addresses[2]);
   EXPECT_EQ(heap_->drop_cached(~uint64_t{0}), kMiB);
   EXPECT_EQ(heap_->drop_cached(1), 0u);
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, OfALargeExtentOnlyTheFrontIsDropped) {
@@ -152,7 +153,7 @@ TEST_F(HeapTest, OfALargeExtentOnlyTheFrontIsDropped) {
   EXPECT_EQ(heap_->cached_bytes(), 5 * kMiB);
   EXPECT_EQ(budget_->used(), 5 * kMiB);
   EXPECT_FALSE(is_readable(static_cast<char*>(large.address) + 4 * kMiB - 1));
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
   EXPECT_EQ(allocate(5 * kMiB).address, static_cast<char*>(large.address) + 4 * kMiB);
 }
 
@@ -184,7 +185,7 @@ TEST_F(HeapTest, CachedMemoryGoesWhenThePeakThatNeededItIsLongPast) {
   let_a_window_pass();
   EXPECT_EQ(heap_->cached_bytes(), 2 * kMiB);
   EXPECT_EQ(budget_->used(), 2 * kMiB);
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, FreshMemoryReplacesWhatIsCachedBeyondThePeak) {
@@ -195,7 +196,7 @@ TEST_F(HeapTest, FreshMemoryReplacesWhatIsCachedBeyondThePeak) {
   allocate(2 * kMiB);  // whole granules, of which none is cached
   EXPECT_EQ(heap_->live_bytes(), 2 * kMiB);
   EXPECT_EQ(budget_->used(), 15 * kMiB) << "another would be more than a sixteenth beyond the peak";
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, EmptiedCacheGivesEverythingBack) {
@@ -356,7 +357,7 @@ TEST_F(HeapTest, WithoutMappingsOrAddressesPlainMemoryServes) {
   const Allocation without_addresses = allocate(kPageBytes);
   EXPECT_EQ(without_addresses.extent, nullptr);
   heap_->free(without_addresses.address);
-  EXPECT_TRUE(heap_->is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
 }
 
 TEST_F(HeapTest, AttentionIsCalledAboveTheMark) {
@@ -413,11 +414,11 @@ TEST_F(HeapTest, ThreadsKeepTheBooksRight) {
       });
     }
   }
-  EXPECT_TRUE(heap_->is_valid());
-  EXPECT_EQ(budget_->used(), heap_->cached_bytes() + heap_->malloc_use().reserved());
+  EXPECT_TRUE(HeapBooks::are_valid(*heap_));
+  EXPECT_EQ(budget_->used(), heap_->cached_bytes() + HeapBooks::malloc_use(*heap_).reserved());
   heap_->drop_cached(~uint64_t{0});
   EXPECT_EQ(heap_->small_bytes(), 0u);
-  EXPECT_EQ(budget_->used(), heap_->malloc_use().reserved());
+  EXPECT_EQ(budget_->used(), HeapBooks::malloc_use(*heap_).reserved());
   EXPECT_EQ(heap_->extent_count(), 0u);
 }
 

@@ -283,11 +283,10 @@ TEST_F(DiskPatienceTest, AnOpThatHasBegunIsRefusedNothingAndTheDebtIsPaidLater) 
   const std::vector<char*> addresses = engine().written(60, kMiB);
   plan_->add({.error_number = EROFS});
   Status error;
-  {
-    const Heap::MustFinish whole;
-    EXPECT_EQ(run_ops(engine(), addresses, &error), 60U) << error.message();
-    EXPECT_TRUE(engine()->heap().is_in_debt());
-  }
+  Heap::begin_whole_op();
+  EXPECT_EQ(run_ops(engine(), addresses, &error), 60U) << error.message();
+  EXPECT_TRUE(engine()->heap().is_in_debt());
+  Heap::end_whole_op();
   EXPECT_GT(engine().read(engine().stats().over_budget_events), 0U);
   EXPECT_EQ(engine()->admit(writes_of(addresses)).code(), StatusCode::kOutOfMemory);
   EXPECT_EQ(run_ops(engine(), addresses, &error), 0U) << "allocations find it, too";

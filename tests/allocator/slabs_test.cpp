@@ -8,9 +8,11 @@
 
 #include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
+#include "support/heap_books.h"
 #include "support/random.h"
 
 namespace tencache {
@@ -32,12 +34,18 @@ class SlabsTest : public ::testing::Test {
     extent->commit();
     return extent;
   }
-  Slabs::Block allocate(uint64_t bytes) {
-    if (const std::optional<Slabs::Block> block = slabs_.cut(bytes)) return *block;
-    return slabs_.cut_from_new(new_extent(), bytes);
+  /// A block that was cut.
+  struct Block {
+    char* address = nullptr;
+    Extent* slab = nullptr;
+  };
+  Block allocate(uint64_t bytes) {
+    std::optional<Allocation> cut = slabs_.cut(bytes);
+    if (!cut) cut = slabs_.cut_from_new(new_extent(), bytes);
+    return {static_cast<char*>(cut->address), cut->extent};
   }
   // Returns whether the slab ended.
-  bool free(const Slabs::Block& block) {
+  bool free(const Block& block) {
     if (!slabs_.free(block.slab, block.address)) return false;
     if (block.slab->state() == ExtentState::kCold) {
       EXPECT_EQ(block.slab->retire(), Retired::kVacant);
@@ -70,63 +78,63 @@ TEST_F(SlabsTest, BlocksFillASlabBeforeTheNextBegins) {
   std::set<char*> addresses;
   for (int count = 0; count < 32; ++count) addresses.insert(allocate(64 * kKiB).address);
   EXPECT_EQ(addresses.size(), 32u);
-  EXPECT_EQ(slabs_.slab_count(), 1u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 1u);
   EXPECT_FALSE(slabs_.cut(Slabs::kBlockBytesMin).has_value());
   allocate(64 * kKiB);
-  EXPECT_EQ(slabs_.slab_count(), 2u);
-  EXPECT_TRUE(slabs_.is_valid());
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 2u);
+  EXPECT_TRUE(HeapBooks::are_valid(slabs_));
 }
 
 TEST_F(SlabsTest, BlocksAreWholePages) {
-  const Slabs::Block odd = allocate(33 * kKiB + 1);
-  const Slabs::Block next = allocate(32 * kKiB);
+  const Block odd = allocate(33 * kKiB + 1);
+  const Block next = allocate(32 * kKiB);
   EXPECT_EQ(next.address - odd.address, static_cast<ptrdiff_t>(36 * kKiB));
   EXPECT_TRUE(odd.slab->is_slab);
   EXPECT_TRUE(odd.slab->has(kFlagDirty)) << "a slot may hold the slab without the block";
 }
 
 TEST_F(SlabsTest, FreedBlocksServeAgainAndTheLastEndsTheSlab) {
-  std::vector<Slabs::Block> blocks;
+  std::vector<Block> blocks;
   for (int count = 0; count < 4; ++count) blocks.push_back(allocate(512 * kKiB));
   EXPECT_FALSE(free(blocks[1]));
   EXPECT_EQ(allocate(256 * kKiB).address, blocks[1].address);
-  const Slabs::Block second = allocate(256 * kKiB);
+  const Block second = allocate(256 * kKiB);
   EXPECT_EQ(second.address, blocks[1].address + 256 * kKiB);
   EXPECT_FALSE(free(second));
   EXPECT_FALSE(free({blocks[1].address, second.slab}));
   EXPECT_FALSE(free(blocks[0]));
   EXPECT_FALSE(free(blocks[2]));
   EXPECT_TRUE(free(blocks[3]));
-  EXPECT_EQ(slabs_.slab_count(), 0u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 0u);
   EXPECT_FALSE(blocks[3].slab->is_slab);
 }
 
 TEST_F(SlabsTest, NothingIsCutFromAColdSlab) {
-  const Slabs::Block cold = allocate(64 * kKiB);
+  const Block cold = allocate(64 * kKiB);
   make_cold(cold.slab);
-  const Slabs::Block other = allocate(64 * kKiB);
+  const Block other = allocate(64 * kKiB);
   EXPECT_NE(other.slab, cold.slab);
   make_resident(cold.slab);
   for (int count = 0; count < 31; ++count) EXPECT_EQ(allocate(64 * kKiB).slab, other.slab);
   EXPECT_EQ(allocate(64 * kKiB).slab, cold.slab) << "resident again, it serves again";
   make_cold(cold.slab);
   EXPECT_FALSE(free(cold));
-  EXPECT_TRUE(slabs_.is_valid());
+  EXPECT_TRUE(HeapBooks::are_valid(slabs_));
 }
 
 TEST_F(SlabsTest, AmongSlabsTheLeastRoomThatSufficesServes) {
-  std::vector<Slabs::Block> blocks;
+  std::vector<Block> blocks;
   for (int count = 0; count < 8; ++count) blocks.push_back(allocate(512 * kKiB));
   free(blocks[0]);  // 1 MiB free in the first slab, 512 KiB in the second
   free(blocks[1]);
   free(blocks[5]);
   allocate(512 * kKiB);  // from the slab that was cut last
-  const Slabs::Block next = allocate(512 * kKiB);
+  const Block next = allocate(512 * kKiB);
   EXPECT_EQ(next.slab, blocks[0].slab);
 }
 
 TEST_F(SlabsDeathTest, WrongFreesAreNamed) {
-  const Slabs::Block block = allocate(64 * kKiB);
+  const Block block = allocate(64 * kKiB);
   EXPECT_DEATH(slabs_.free(block.slab, block.address + 64), "free of 0x");
   EXPECT_DEATH(slabs_.free(block.slab, block.address + 64 * kKiB), "free of 0x");
 }
@@ -134,7 +142,7 @@ TEST_F(SlabsDeathTest, WrongFreesAreNamed) {
 // The model knows for each page of each slab which block it belongs to.
 TEST_F(SlabsTest, AtRandomAgainstAModel) {
   Random random;
-  std::map<char*, std::pair<Slabs::Block, uint64_t>> live;  // by address, with its pages
+  std::map<char*, std::pair<Block, uint64_t>> live;  // by address, with its pages
   std::map<Extent*, std::set<uint64_t>> pages;
   const auto free_one = [&] {
     auto victim = live.begin();
@@ -151,7 +159,7 @@ TEST_F(SlabsTest, AtRandomAgainstAModel) {
     const uint64_t grows = (round / 1000) % 2 == 0 ? 70 : 30;
     if (live.empty() || random.between(1, 100) <= grows) {
       const uint64_t bytes = random.between(Slabs::kBlockBytesMin, Slabs::kBlockBytesMax);
-      const Slabs::Block block = allocate(bytes);
+      const Block block = allocate(bytes);
       ASSERT_EQ(block.slab->state(), ExtentState::kResident);
       const uint64_t count = (bytes + kPageBytes - 1) / kPageBytes;
       const auto first = static_cast<uint64_t>(block.address - block.slab->address) / kPageBytes;
@@ -171,13 +179,13 @@ TEST_F(SlabsTest, AtRandomAgainstAModel) {
         make_cold(slab);
       }
     }
-    ASSERT_EQ(slabs_.slab_count(), pages.size());
+    ASSERT_EQ(HeapBooks::slab_count(slabs_), pages.size());
     if (round % 50 == 0) {
-      ASSERT_TRUE(slabs_.is_valid());
+      ASSERT_TRUE(HeapBooks::are_valid(slabs_));
     }
   }
   while (!live.empty()) free_one();
-  EXPECT_EQ(slabs_.slab_count(), 0u);
+  EXPECT_EQ(HeapBooks::slab_count(slabs_), 0u);
 }
 
 }  // namespace

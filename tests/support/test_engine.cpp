@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "support/eventually.h"
+#include "support/heap_books.h"
 
 namespace tencache {
 
@@ -77,7 +78,8 @@ std::string TestEngine::check_books(uint64_t small_bytes) {
 }
 
 std::string TestEngine::check_books_once(uint64_t small_bytes) {
-  uint64_t device_bytes = device_->heap().malloc_use().reserved();
+  const MallocUse& malloc_use = HeapBooks::malloc_use(device_->heap());
+  uint64_t device_bytes = malloc_use.reserved();
   uint64_t cached_bytes = 0;
   uint64_t slot_bytes = 0;
   uint64_t count = 0;
@@ -108,10 +110,10 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   };
   const CpuHeap& heap = device_->heap();
   if (heap.extent_count() != count) return differs("extents", heap.extent_count(), count);
-  if (heap.malloc_use().used() != small_bytes) {
-    return differs("small bytes", heap.malloc_use().used(), small_bytes);
+  if (malloc_use.used() != small_bytes) {
+    return differs("small bytes", malloc_use.used(), small_bytes);
   }
-  if (heap.malloc_use().reserved() < small_bytes) return "small blocks without room";
+  if (malloc_use.reserved() < small_bytes) return "small blocks without room";
   if (heap.cached_bytes() != cached_bytes) {
     return differs("cached bytes", heap.cached_bytes(), cached_bytes);
   }
@@ -120,7 +122,7 @@ std::string TestEngine::check_books_once(uint64_t small_bytes) {
   if (device_->disk() != nullptr && device_->disk()->used_bytes() != slot_bytes) {
     return differs("disk bytes", device_->disk()->used_bytes(), slot_bytes);
   }
-  return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
+  return HeapBooks::are_valid(heap) ? "" : "the heap's lists or addresses are inconsistent";
 }
 
 Parts gate_parts(TestEngine& engine, Recorder& recorder, Stats& stats) {

@@ -35,21 +35,9 @@ tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
       converted(uses.split_count),  converted(frames.bytes),         converted(frames.frames)};
 }
 
-class CallbackObserver final : public HeapObserver {
- public:
-  using Note = void (*)(void* context, int event, uintptr_t address, uint64_t bytes);
-  CallbackObserver(Note note, void* context) : note_(note), context_(context) {}
-  void note(HeapEvent event, CUdeviceptr address, uint64_t bytes) override {
-    const int code = event == HeapEvent::kSegmentMade   ? TENCACHE_SEGMENT_MADE
-                     : event == HeapEvent::kSegmentGone ? TENCACHE_SEGMENT_GONE
-                                                        : TENCACHE_FREE_COMPLETED;
-    note_(context_, code, static_cast<uintptr_t>(address), bytes);
-  }
-
- private:
-  const Note note_;
-  void* const context_;
-};
+static_assert(static_cast<int>(HeapEvent::kSegmentMade) == TENCACHE_SEGMENT_MADE);
+static_assert(static_cast<int>(HeapEvent::kSegmentGone) == TENCACHE_SEGMENT_GONE);
+static_assert(static_cast<int>(HeapEvent::kFreeCompleted) == TENCACHE_FREE_COMPLETED);
 
 int state_number(BlockState state) {
   switch (state) {
@@ -72,7 +60,6 @@ void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
   stats->large = converted(uses.large, frames.large);
   stats->cached_bytes = figures.cached_bytes;
   stats->cold_bytes = figures.cold_bytes;
-  stats->others_bytes = figures.others_bytes;
 }
 
 }  // namespace
@@ -195,6 +182,7 @@ void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) 
   tencache::Engine& engine = *gpu->engine;
   *stats = {};
   tencache::fill_memory(gpu->device->view(), stats);
+  stats->others_bytes = gpu->device->heap().others_bytes();
   if (const tencache::HostTier* host = gpu->device->host()) {
     stats->host_bytes = host->stats().chunk_bytes;
   }
@@ -240,7 +228,7 @@ int tencache_gpu_find(const tencache_gpu* gpu, const void* address, tencache_gpu
 void tencache_gpu_observe(tencache_gpu* gpu,
                           void (*note)(void* context, int event, uintptr_t address, uint64_t bytes),
                           void* context) {
-  gpu->observer = std::make_unique<tencache::CallbackObserver>(note, context);
+  gpu->observer = std::make_unique<tencache::HeapObserver>(tencache::HeapObserver{note, context});
   gpu->device->heap().observe(gpu->observer.get());
 }
 

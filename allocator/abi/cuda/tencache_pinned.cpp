@@ -56,17 +56,9 @@ void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_er
   return nullptr;
 }
 
-int state_number(PinnedState state) {
-  switch (state) {
-    case PinnedState::kInUse:
-      return TENCACHE_BLOCK_ALLOCATED;
-    case PinnedState::kWaiting:
-      return TENCACHE_BLOCK_PENDING_FREE;
-    case PinnedState::kKept:
-      return TENCACHE_BLOCK_INACTIVE;
-  }
-  return TENCACHE_BLOCK_INACTIVE;
-}
+static_assert(static_cast<int>(BlockState::kFree) == TENCACHE_BLOCK_INACTIVE);
+static_assert(static_cast<int>(BlockState::kActive) == TENCACHE_BLOCK_ALLOCATED);
+static_assert(static_cast<int>(BlockState::kWaiting) == TENCACHE_BLOCK_PENDING_FREE);
 
 }  // namespace
 }  // namespace tencache
@@ -138,13 +130,13 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
 }
 
 void tencache_pinned_reset_peaks(tencache_pinned* pinned) {
-  pinned->memory->pool().reset_peaks();
+  pinned->memory->pool().reset(&tencache::UseCount::reset_peak);
   pinned->memory->tier().reset_peaks();
   pinned->memory->pinner().reset_peaks();
 }
 
 void tencache_pinned_reset_totals(tencache_pinned* pinned) {
-  pinned->memory->pool().reset_totals();
+  pinned->memory->pool().reset(&tencache::UseCount::reset_totals);
   pinned->memory->tier().reset_totals();
   pinned->memory->pinner().reset_totals();
 }
@@ -154,7 +146,7 @@ void tencache_pinned_walk(tencache_pinned* pinned,
                           void* context) {
   for (const tencache::PinnedView& view : pinned->memory->pool().blocks()) {
     const tencache_pinned_block block = {reinterpret_cast<uintptr_t>(view.memory), view.bytes,
-                                         view.private_pool, tencache::state_number(view.state)};
+                                         view.private_pool, static_cast<int>(view.state)};
     visit(context, &block);
   }
 }

@@ -10,11 +10,9 @@
 namespace tencache {
 namespace {
 
-unsigned long long printed(CUdeviceptr address) { return address; }
-
 SplitChange change_of(const BlockFigures& before, const BlockFigures& after) {
-  return {static_cast<int64_t>(after.split_bytes()) - static_cast<int64_t>(before.split_bytes()),
-          static_cast<int64_t>(after.split_count()) - static_cast<int64_t>(before.split_count())};
+  return {static_cast<int64_t>(after.split_bytes) - static_cast<int64_t>(before.split_bytes),
+          static_cast<int64_t>(after.split_count) - static_cast<int64_t>(before.split_count)};
 }
 
 }  // namespace
@@ -61,18 +59,14 @@ void BlockPool::release_counted(Block* block) {
 // Address and size of a block that is the program's do not change, so they are read without the
 // lock.
 Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
-  TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
-  TENCACHE_CHECK(std::has_single_bit(stream), "%#llx is not one stream",
-                 static_cast<unsigned long long>(stream));
+  TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%lu bytes", bytes);
+  TENCACHE_CHECK(std::has_single_bit(stream), "%#lx is not one stream", stream);
   if (waiting_.is_turn()) [[unlikely]] {
     poll(Patience::kNone);
   }
   const Block* block = take(bytes, stream);
   if (block == nullptr) [[unlikely]] {
-    const Result<const Block*> taken = take_slow(bytes, stream);
-    if (!taken.is_ok()) return taken.status();
-    block = taken.value();
+    TENCACHE_RETURN_IF_ERROR(take_slow(bytes, stream).move_to(&block));
   }
   return block->address;
 }
@@ -111,8 +105,7 @@ bool BlockPool::free(CUdeviceptr address) {
     block = table_.find(address);
     if (block == nullptr) return false;
     TENCACHE_CHECK(block->address == address && block->state == BlockState::kActive,
-                   "%#llx is freed, but no block in use begins there: freed twice?",
-                   printed(address));
+                   "%#llx is freed, but no block in use begins there: freed twice?", address);
     streams = streams_to_wait_for(block->segment->owner, block->users);
     table_.retire(block);
     use_.free(block->segment->is_small, block->bytes);
@@ -130,27 +123,24 @@ bool BlockPool::note_use(CUdeviceptr address, StreamSet streams) {
   Block* const block = table_.find(address);
   if (block == nullptr) return false;
   TENCACHE_CHECK(block->state == BlockState::kActive,
-                 "%#llx is used by another stream, but it was freed", printed(address));
+                 "%#llx is used by another stream, but it was freed", address);
   block->users |= streams;
   return true;
-}
-
-FoundBlock BlockPool::found(const Block& block) {
-  return {block.segment->address,
-          block.segment->bytes,
-          block.address,
-          block.bytes,
-          block.requested_bytes,
-          block.segment->owner,
-          streams_to_wait_for(block.segment->owner, block.users) != 0,
-          0};
 }
 
 std::optional<FoundBlock> BlockPool::find(CUdeviceptr address) const {
   MutexLock lock(mutex_);
   const Block* const block = table_.find(address);
   if (block == nullptr || block->state != BlockState::kActive) return std::nullopt;
-  return found(*block);
+  const Segment& segment = *block->segment;
+  return FoundBlock{segment.address,
+                    segment.bytes,
+                    block->address,
+                    block->bytes,
+                    block->requested_bytes,
+                    segment.owner,
+                    streams_to_wait_for(segment.owner, block->users) != 0,
+                    0};
 }
 
 void BlockPool::release(Block* block) {
@@ -268,11 +258,7 @@ StreamSet BlockPool::wait_for_owners(const std::vector<Block*>& claimed) {
 // Gives claimed segments back to the source, but those of refused owners become free again. Returns
 // how many bytes went. REQUIRES: the device is done with the others.
 uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refused) {
-  struct Piece {
-    CUdeviceptr address;
-    uint64_t bytes;
-  };
-  std::vector<Piece> pieces;
+  std::vector<CUdeviceptr> addresses;
   uint64_t bytes = 0;
   {
     MutexLock lock(mutex_);
@@ -282,13 +268,13 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refu
         continue;
       }
       // The table forgets it first: the source may give another thread the same address at once.
-      pieces.push_back({block->address, block->bytes});
+      addresses.push_back(block->address);
       bytes += block->bytes;
       table_.remove_segment(block);
     }
     leaving_bytes_ += bytes;
   }
-  for (const Piece& piece : pieces) source_.give_back(piece.address, piece.bytes);
+  for (const CUdeviceptr address : addresses) source_.give_back(address);
   MutexLock lock(mutex_);
   leaving_bytes_ -= bytes;
   return bytes;
@@ -308,14 +294,11 @@ Result<RestoredBlocks> BlockPool::restore(const std::vector<SegmentView>& state)
   StreamSet users = 0;
   {
     MutexLock lock(mutex_);
-    const Result<StreamSet> found = users_before(state);
-    if (!found.is_ok()) return found.status();
-    users = found.value();
+    TENCACHE_RETURN_IF_ERROR(users_before(state).move_to(&users));
   }
   TENCACHE_RETURN_IF_ERROR(wait_for(users));
   MutexLock lock(mutex_);
-  const Result<StreamSet> found = users_before(state);
-  if (!found.is_ok()) return found.status();
+  TENCACHE_RETURN_IF_ERROR(users_before(state).status());
   RestoredBlocks restored;
   restored.freed = free_all();
   for (const SegmentView& segment : state) lay_out(segment, &restored.allocated);
@@ -389,11 +372,6 @@ uint64_t BlockPool::used_bytes() const {
 uint64_t BlockPool::segment_bytes() const {
   MutexLock lock(mutex_);
   return table_.segment_bytes() + leaving_bytes_;
-}
-
-BlockFigures BlockPool::figures(bool is_small) const {
-  MutexLock lock(mutex_);
-  return table_.figures(is_small);
 }
 
 std::vector<SegmentView> BlockPool::segments() const {

@@ -61,7 +61,6 @@ struct SegmentView {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
-  bool is_extent = false;         // an extent of CudaHeap, shown as a segment of one block
   bool is_resident = true;        // false: its bytes are below, without device memory behind it
   uint64_t pool = 0;              // number of the private pool it belongs to; 0: none
   std::vector<BlockView> blocks;  // ascending; they cover the segment
@@ -132,7 +131,6 @@ class BlockPool {
   uint64_t used_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Bytes of all segments, until the source has them back.
   uint64_t segment_bytes() const TENCACHE_EXCLUDES(mutex_);
-  BlockFigures figures(bool is_small) const TENCACHE_EXCLUDES(mutex_);
   /// All segments with their blocks at one moment, ascending by address.
   std::vector<SegmentView> segments() const TENCACHE_EXCLUDES(mutex_);
 
@@ -146,7 +144,6 @@ class BlockPool {
   void release_counted(Block* block) TENCACHE_REQUIRES(mutex_);
   void release(Block* block) TENCACHE_REQUIRES(mutex_);
   Result<const Block*> take_slow(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  static FoundBlock found(const Block& block);
   // The streams to wait for before a block is free, when `users` used it besides its owner.
   static StreamSet streams_to_wait_for(StreamSet owner, StreamSet users);
   bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);

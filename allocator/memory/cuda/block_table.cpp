@@ -39,17 +39,15 @@ FreeBlocks& BlockTable::free_blocks(bool is_small, StreamSet owner) {
 
 void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small) {
   TENCACHE_CHECK(address % kBlockUnitBytes == 0 && bytes % kBlockUnitBytes == 0,
-                 "a segment at %#llx", static_cast<unsigned long long>(address));
-  TENCACHE_CHECK(std::has_single_bit(owner), "%#llx", static_cast<unsigned long long>(owner));
+                 "a segment at %#llx", address);
+  TENCACHE_CHECK(std::has_single_bit(owner), "%#lx", owner);
   const auto next = blocks_.lower_bound(address);
   TENCACHE_CHECK(next == blocks_.end() || next->first >= address + bytes,
-                 "%#llx is in a segment already", static_cast<unsigned long long>(address));
-  TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already",
-                 static_cast<unsigned long long>(address));
+                 "%#llx is in a segment already", address);
+  TENCACHE_CHECK(find(address) == nullptr, "%#llx is in a segment already", address);
   Segment& segment = segments_[address];
   segment = {address, bytes, owner, is_small, std::nullopt, {}};
   figures_[is_small ? 1 : 0].segment_bytes += bytes;
-  figures_[is_small ? 1 : 0].segment_count += 1;
   enter_free(new_block(address, bytes, &segment, next));
 }
 
@@ -72,12 +70,10 @@ Block* BlockTable::new_block(CUdeviceptr address, uint64_t bytes, Segment* segme
   block->users = 0;
   block->state = BlockState::kWaiting;
   block->segment = segment;
-  figures_of(*block).block_count += 1;
   return block;
 }
 
 void BlockTable::drop_block(Block* block) {
-  figures_of(*block).block_count -= 1;
   block->place_node = blocks_.extract(block->place);
   spare_.push_back(block);
 }
@@ -92,24 +88,16 @@ void BlockTable::enter_free(Block* block) {
     block->free_node.value() = key;
     block->free_place = free.insert(std::move(block->free_node)).position;
   }
-  BlockFigures& figures = figures_of(*block);
-  figures.free_bytes += block->bytes;
-  figures.free_count += 1;
-  if (block->bytes != block->segment->bytes) return;
-  whole_.push_front(block->segment);
-  figures.whole_bytes += block->bytes;
-  figures.whole_count += 1;
+  if (block->bytes == block->segment->bytes) return whole_.push_front(block->segment);
+  figures_of(*block).split_bytes += block->bytes;
+  figures_of(*block).split_count += 1;
 }
 
 void BlockTable::leave_free(Block* block) {
   block->free_node = free_blocks(*block->segment).extract(block->free_place);
-  BlockFigures& figures = figures_of(*block);
-  figures.free_bytes -= block->bytes;
-  figures.free_count -= 1;
-  if (block->bytes != block->segment->bytes) return;
-  whole_.remove(block->segment);
-  figures.whole_bytes -= block->bytes;
-  figures.whole_count -= 1;
+  if (block->bytes == block->segment->bytes) return whole_.remove(block->segment);
+  figures_of(*block).split_bytes -= block->bytes;
+  figures_of(*block).split_count -= 1;
 }
 
 Block* BlockTable::take(uint64_t bytes, StreamSet owner) {
@@ -129,8 +117,7 @@ Block* BlockTable::take_at(CUdeviceptr address, uint64_t bytes, uint64_t request
   Block* block = find(address);
   const bool is_there = block != nullptr && block->state == BlockState::kFree &&
                         address + bytes <= block->address + block->bytes;
-  TENCACHE_CHECK(is_there, "%llu bytes at %#llx are not free",
-                 static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address));
+  TENCACHE_CHECK(is_there, "%lu bytes at %#llx are not free", bytes, address);
   leave_free(block);
   if (address > block->address) {
     Block* const before = block;
@@ -149,7 +136,6 @@ void BlockTable::activate(Block* block, uint64_t requested_bytes) {
   block->state = BlockState::kActive;
   block->requested_bytes = requested_bytes;
   figures_of(*block).active_bytes += block->bytes;
-  figures_of(*block).active_count += 1;
 }
 
 // Makes a free block of what lies behind `bytes`. It has no free neighbour, as the block had none.
@@ -173,7 +159,6 @@ void BlockTable::retire(Block* block) {
   block->state = BlockState::kWaiting;
   block->users = 0;
   figures_of(*block).active_bytes -= block->bytes;
-  figures_of(*block).active_count -= 1;
 }
 
 void BlockTable::release(Block* block) {
@@ -231,10 +216,8 @@ void BlockTable::change_owner(Block* block, StreamSet owner) {
 
 void BlockTable::remove_segment(Block* block) {
   TENCACHE_CHECK(block->state == BlockState::kWaiting && block->bytes == block->segment->bytes,
-                 "the segment at %#llx is in use",
-                 static_cast<unsigned long long>(block->segment->address));
+                 "the segment at %#llx is in use", block->segment->address);
   figures_of(*block).segment_bytes -= block->bytes;
-  figures_of(*block).segment_count -= 1;
   const CUdeviceptr address = block->segment->address;
   drop_block(block);
   segments_.erase(address);

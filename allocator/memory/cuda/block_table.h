@@ -88,22 +88,13 @@ struct Block {
   FreeBlocks::node_type free_node;
 };
 
-/// Figures of all segments of one kind, small or large. Bytes that are neither free nor active
-/// wait.
+/// Figures of all segments of one kind, small or large.
 struct BlockFigures {
   uint64_t segment_bytes = 0;
-  uint64_t segment_count = 0;
-  uint64_t block_count = 0;
   uint64_t active_bytes = 0;
-  uint64_t active_count = 0;
-  uint64_t free_bytes = 0;
-  uint64_t free_count = 0;
-  uint64_t whole_bytes = 0;  // the part of free_bytes in wholly free segments
-  uint64_t whole_count = 0;
-
   // Free blocks of segments that are otherwise in use.
-  uint64_t split_bytes() const { return free_bytes - whole_bytes; }
-  uint64_t split_count() const { return free_count - whole_count; }
+  uint64_t split_bytes = 0;
+  uint64_t split_count = 0;
 };
 
 class BlockTable {

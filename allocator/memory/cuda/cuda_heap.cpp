@@ -31,6 +31,11 @@ SplitChange rest_of(uint64_t bytes) {
   return {static_cast<int64_t>(bytes), bytes > 0 ? int64_t{1} : int64_t{0}};
 }
 
+Result<Allocation> as_allocation(const Result<CUdeviceptr>& block) {
+  if (!block.is_ok()) return block.status();
+  return Allocation{reinterpret_cast<void*>(block.value()), nullptr};
+}
+
 // An extent has at least one handle, and the table one entry per granule.
 uint64_t granularity_of(const Gpu& gpu) {
   return std::max(gpu.facts().granularity_bytes, kGranuleBytes);
@@ -88,16 +93,12 @@ Result<Allocation> CudaHeap::allocate(uint64_t bytes, StreamSet stream) {
   if (waiting_.is_turn()) [[unlikely]] {
     poll_waiting(Patience::kNone);
   }
-  if (bytes < config_.extent_min_bytes) return allocate_small(bytes, stream);
+  if (bytes < config_.extent_min_bytes) {
+    return as_allocation(small_blocks_->allocate(bytes, stream));
+  }
   const uint64_t rounded = round_up(bytes, granularity_);
   if (CudaExtent* extent = pop_cached({rounded, stream})) return hand_out(extent, bytes, stream);
   return allocate_slow(bytes, rounded, stream);
-}
-
-Result<Allocation> CudaHeap::allocate_small(uint64_t bytes, StreamSet stream) {
-  const Result<CUdeviceptr> address = small_blocks_->allocate(bytes, stream);
-  if (!address.is_ok()) return address.status();
-  return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
 }
 
 Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream) {
@@ -109,11 +110,8 @@ Result<Allocation> CudaHeap::allocate_private(uint64_t pool, uint64_t bytes, Str
       std::min({config_.request_bytes_max, total_bytes_, arena_.bytes(), kBlockBytesMax});
   if (bytes > bytes_max) return never_fits(bytes, bytes_max);
   const PrivatePools::PoolPtr blocks = private_pools_->find(pool);
-  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
-                 static_cast<unsigned long long>(pool));
-  const Result<CUdeviceptr> address = blocks->allocate(bytes, stream);
-  if (!address.is_ok()) return address.status();
-  return Allocation{reinterpret_cast<void*>(address.value()), nullptr};
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %lu", pool);
+  return as_allocation(blocks->allocate(bytes, stream));
 }
 
 Result<RestoredBlocks> CudaHeap::restore_private(uint64_t pool,
@@ -340,7 +338,7 @@ uint64_t CudaHeap::large_segment_bytes() const {
   return std::clamp(share - share % kSegmentUnitBytes, kLargeSegmentBytesMin, kLargeSegmentBytes);
 }
 
-void CudaHeap::give_back(CUdeviceptr address, uint64_t) {
+void CudaHeap::give_back(CUdeviceptr address) {
   Frame frame;
   {
     MutexLock lock(mutex_);
@@ -377,21 +375,13 @@ void CudaHeap::free(void* address) {
   const Retired retired = extent->retire();
   use_.free(BlockTable::is_small(requested_bytes),
             BlockTable::block_bytes_of(requested_bytes, extent_bytes));
-  if (retired != Retired::kCached) {
+  if (retired == Retired::kCached) {
+    cache(extent);
+  } else {
     // Its bytes are not on the GPU, so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
     count_done(requested_bytes, extent_bytes);
-  }
-  switch (retired) {
-    case Retired::kCached:
-      cache(extent);
-      break;
-    case Retired::kVacant:
-      copies_.release(extent);
-      give_back_addresses(extent);
-      break;
-    case Retired::kLeftToClaimer:
-      break;
+    if (retired == Retired::kVacant) give_back_addresses(extent);
   }
   shrink_now_and_then();
 }
@@ -420,9 +410,10 @@ void CudaHeap::note_use(const void* address, StreamSet streams) {
   TENCACHE_CHECK(is_ours, "record_stream of %p, which is not memory of this GPU's heap", address);
 }
 
-// Ends the life of an extent that is Vacant and busy, and has neither frame nor copy any more. Its
-// addresses are the caller's.
+// Ends the life of an extent that is Vacant and busy, and has no frame any more. Its copy below
+// goes with it, and its addresses are the caller's.
 void CudaHeap::end_extent(CudaExtent* extent) {
+  copies_.release(extent);
   table_.set(extent->address, extent->bytes, nullptr);
   tell(HeapEvent::kSegmentGone, extent->device_address(), extent->bytes);
   extent->become_vacant();
@@ -442,51 +433,6 @@ void CudaHeap::give_back_addresses(CudaExtent* extent) {
 std::vector<ListedExtent> CudaHeap::extents() const {
   MutexLock lock(mutex_);
   return pool_.list();
-}
-
-bool CudaHeap::is_valid() const {
-  std::vector<const CudaExtent*> waiting;
-  waiting_.visit([&](const CudaExtent* extent) { waiting.push_back(extent); });
-  MutexLock lock(mutex_);
-  uint64_t segment_bytes = 0;
-  uint64_t cached_bytes = 0;
-  for (const CudaExtent& extent : pool_.all()) {
-    const ExtentState state = extent.state();
-    if (state == ExtentState::kVacant) {
-      if (extent.frame.bytes > 0 || extent.host_block.is_valid()) return false;
-      continue;
-    }
-    if (table_.find(extent.address) != &extent) return false;
-    if (table_.find(extent.address + extent.bytes - 1) != &extent) return false;
-    const bool has_frame = extent.frame.bytes == extent.bytes;
-    if (has_frame != (state != ExtentState::kCold)) return false;
-    const bool has_copy = extent.host_block.is_valid() || extent.slot.is_valid();
-    if (state == ExtentState::kResident && !extent.has(kFlagBusy) && has_copy &&
-        !extent.has_copy_below) {
-      return false;
-    }
-    uint64_t handle_bytes = 0;
-    for (const FrameHandle& handle : extent.frame.handles) handle_bytes += handle.bytes;
-    if (handle_bytes != extent.frame.bytes) return false;
-    const bool waits = std::ranges::find(waiting, &extent) != waiting.end();
-    const bool is_linked = extent.age_hook.linked && extent.size_hook.linked;
-    if ((waits || is_linked) != (state == ExtentState::kCached) || (waits && is_linked)) {
-      return false;
-    }
-    if (state == ExtentState::kCached) cached_bytes += extent.bytes;
-  }
-  for (const auto& [address, frame] : segments_) segment_bytes += frame.bytes;
-  uint64_t run_bytes = 0;
-  for (const Extent* extent = cached_by_age_.front(); extent != nullptr;
-       extent = AgeList::next(extent)) {
-    if (extent->is_in_runs) run_bytes += extent->bytes;
-  }
-  for (const auto& [owner, runs] : cached_runs_) {
-    if (!runs.is_valid() || runs.bytes() > run_bytes) return false;
-    run_bytes -= runs.bytes();
-  }
-  if (run_bytes != 0) return false;
-  return pool_.is_valid(segment_bytes) && cached_bytes == cached_bytes_.load();
 }
 
 }  // namespace tencache

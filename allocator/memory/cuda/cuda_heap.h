@@ -118,15 +118,12 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
   void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
 
-  /// Checks lists, table and addresses by walking everything; for tests. REQUIRES: no other thread
-  /// allocates or frees.
-  bool is_valid() const TENCACHE_EXCLUDES(mutex_);
-
   DeviceArena& arena() { return arena_; }
   StreamNumbers& streams() { return streams_; }
 
  private:
   friend class CudaHeapView;  // reads what the program asks about
+  friend struct HeapBooks;    // of the suites: walks over all of it
   using AgeList = IntrusiveList<Extent, &Extent::age_hook>;
   using SizeList = IntrusiveList<Extent, &Extent::size_hook>;
   using Key = std::pair<uint64_t, StreamSet>;  // bytes, owner
@@ -138,19 +135,19 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   void tell(HeapEvent event, CUdeviceptr address, uint64_t bytes) {
     HeapObserver* const observer = observer_.load(std::memory_order_acquire);
-    if (observer != nullptr) observer->note(event, address, bytes);
+    if (observer == nullptr) return;
+    observer->note(observer->context, static_cast<int>(event), address, bytes);
   }
 
   // SegmentSource.
   Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) override
       TENCACHE_EXCLUDES(mutex_);
   uint64_t large_segment_bytes() const override;
-  void give_back(CUdeviceptr address, uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
+  void give_back(CUdeviceptr address) override TENCACHE_EXCLUDES(mutex_);
   void note_completed(CUdeviceptr address, uint64_t requested_bytes) override {
     tell(HeapEvent::kFreeCompleted, address, requested_bytes);
   }
 
-  Result<Allocation> allocate_small(uint64_t bytes, StreamSet stream);
   Result<Allocation> allocate_slow(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
   Allocation hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream);
   Result<CudaExtent*> make_extent(uint64_t requested_bytes, uint64_t bytes, StreamSet stream);
@@ -181,7 +178,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   static Key key_of(const CudaExtent& extent) {
     return {extent.bytes, extent.owner.load(std::memory_order_relaxed)};
   }
-  Status mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks);
   using DropSpare = uint64_t (CudaHeap::*)(CudaExtent* extent);  // returns the bytes it dropped
   uint64_t drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) TENCACHE_EXCLUDES(mutex_);
   std::vector<CudaExtent*> next_with_copy(bool with_cold, size_t* place) TENCACHE_EXCLUDES(mutex_);

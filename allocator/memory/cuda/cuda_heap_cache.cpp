@@ -62,8 +62,10 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   }
   Status status;
   if (can_be_held) {
+    // Where many streams share the owner's bit, they have been waited for already.
+    const StreamSet owner = extent->owner.load(std::memory_order_relaxed);
     std::vector<StreamMark> marks;
-    status = mark_owner(*extent, &marks);
+    if (StreamNumbers::is_one_stream(owner)) status = streams_.mark_all(owner, &marks);
     if (status.is_ok()) status = streams_.hold_back(stream, marks);
   }
   MutexLock lock(mutex_);
@@ -73,14 +75,6 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   }
   cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
   return extent;
-}
-
-// Marks what the stream that freed the extent may still have queued. Where many streams share a
-// bit, they have been waited for already.
-Status CudaHeap::mark_owner(const CudaExtent& extent, std::vector<StreamMark>* marks) {
-  const StreamSet owner = extent.owner.load(std::memory_order_relaxed);
-  if (!StreamNumbers::is_one_stream(owner)) return Status::ok();
-  return streams_.mark_all(owner, marks);
 }
 
 // REQUIRES: the extent has just become Cached, so it is in no list and only this thread has it.
@@ -347,7 +341,6 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
         // In this order, so that the bytes never count as live.
         budget_.release(bytes);
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
-        copies_.release(extent);
         give_back_addresses(extent);
         destroyed_bytes += bytes;
         ++destroyed_count;

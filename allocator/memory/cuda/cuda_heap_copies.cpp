@@ -88,9 +88,7 @@ uint64_t CudaHeap::drop_spare_slot(CudaExtent* extent) {
 }
 
 void CudaHeap::release_cold(CudaExtent* extent) {
-  if (extent->release_cold()) return;
-  copies_.release(extent);
-  give_back_addresses(extent);
+  if (!extent->release_cold()) give_back_addresses(extent);
 }
 
 }  // namespace tencache

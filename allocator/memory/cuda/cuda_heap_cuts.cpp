@@ -106,8 +106,7 @@ std::optional<CUdeviceptr> CudaHeap::find_in_run(std::span<const char> run, uint
     const CudaExtent& extent = *next->second;
     if (extent.address >= run.data() + run.size()) break;
     if (looks >= kExtentsLookedAtMax && extent.address >= front_end) break;
-    const uint64_t word = extent.load();
-    if (Extent::pins_of(word) == 0 && (word & kFlagBusy) == 0) {
+    if (may_leave(extent)) {
       append_borders(extent, &borders);
     } else {
       keep_best(borders, bytes, &best);
@@ -156,7 +155,6 @@ CudaExtent* CudaHeap::cut_cached(uint64_t requested_bytes, uint64_t bytes, Strea
   for (CudaExtent* extent : taken) {
     const Frame frame = std::exchange(extent->frame, Frame{});
     handles.insert(handles.end(), frame.handles.begin(), frame.handles.end());
-    copies_.release(extent);
     end_extent(extent);
   }
   const uint64_t left_bytes = begin - run_begin;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/use_count.h"
+
 namespace tencache {
 namespace {
 
@@ -19,32 +21,26 @@ bool has_frame(ExtentState state) {
 
 CudaHeapFigures CudaHeapView::figures() const {
   CudaHeapFigures figures;
-  figures.others_bytes = heap_.others_bytes();
   MutexLock lock(heap_.mutex_);
   for (const CudaExtent& extent : heap_.pool_.all()) {
     const ExtentState state = extent.state();
-    if (state == ExtentState::kVacant) continue;
-    const bool waits = is_waiting(extent);
-    const bool is_cached = state == ExtentState::kCached;
-    (waits              ? figures.waiting_bytes
-     : is_cached        ? figures.cached_bytes
-     : has_frame(state) ? figures.resident_bytes
-                        : figures.cold_bytes) += extent.bytes;
-    (waits              ? figures.waiting_count
-     : is_cached        ? figures.cached_count
-     : has_frame(state) ? figures.resident_count
-                        : figures.cold_count) += 1;
+    if (state == ExtentState::kVacant || is_waiting(extent)) continue;
+    if (state == ExtentState::kCached) {
+      figures.cached_bytes += extent.bytes;
+    } else if (!has_frame(state)) {
+      figures.cold_bytes += extent.bytes;
+    }
   }
   return figures;
 }
 
 void CudaHeapView::reset_peaks() {
-  heap_.use_.reset_peaks();
+  heap_.use_.reset(&UseCount::reset_peak);
   heap_.frames_.reset_peaks();
 }
 
 void CudaHeapView::reset_totals() {
-  heap_.use_.reset_totals();
+  heap_.use_.reset(&UseCount::reset_totals);
   heap_.frames_.reset_totals();
 }
 
@@ -104,7 +100,6 @@ std::vector<SegmentView> CudaHeapView::segments() const {
       view.address = block.address;
       view.bytes = extent.bytes;
       view.owner = extent.owner.load(std::memory_order_relaxed);
-      view.is_extent = true;
       view.is_resident = has_frame(state);
       view.blocks = {block};
       if (block.bytes == view.bytes) continue;

@@ -14,18 +14,10 @@
 
 namespace tencache {
 
-/// What the GPU's memory is used for. Each figure is of one moment, all of them of nearly the same.
+/// What extents do with the GPU's memory. Each figure is of one moment, both of nearly the same.
 struct CudaHeapFigures {
-  // Extents. The program's are resident or cold; the others keep a frame for the next one.
-  uint64_t resident_bytes = 0;
-  uint64_t resident_count = 0;
-  uint64_t cold_bytes = 0;
-  uint64_t cold_count = 0;
-  uint64_t cached_bytes = 0;
-  uint64_t cached_count = 0;
-  uint64_t waiting_bytes = 0;  // freed, but other streams may still use them
-  uint64_t waiting_count = 0;
-  uint64_t others_bytes = 0;  // of the budget, in use by others on the same GPU
+  uint64_t cold_bytes = 0;    // of the program's extents, without a frame
+  uint64_t cached_bytes = 0;  // freed; they keep their frames for the next one
 };
 
 class CudaHeapView {

@@ -38,8 +38,7 @@ bool FreeMarks::make(StreamSet owner) {
   std::vector<StreamMark> made;
   if (!streams_.mark_all(owner, &made).is_ok()) return false;
   // A stream that is gone has done all its work.
-  auto mark =
-      std::make_shared<const StreamMark>(made.empty() ? StreamMark() : std::move(made.front()));
+  StreamMark mark = made.empty() ? StreamMark() : std::move(made.front());
   Mark gone;  // after the lock
   MutexLock lock(mutex_);
   std::deque<Mark>& marks = lines_[owner].marks;
@@ -79,7 +78,7 @@ void FreeMarks::note_reached_of(StreamSet owner) {
       if (marks.empty()) return;
       first = marks.front();
     }
-    const Result<bool> is_reached = first.mark->is_reached();
+    const Result<bool> is_reached = first.mark.is_reached();
     if (!is_reached.is_ok() || !is_reached.value()) return;
     note_reached(owner, first.number);
   }
@@ -108,12 +107,12 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
       const auto covers = std::ranges::lower_bound(marks, number, {}, &Mark::number);
       if (covers != marks.end()) first = *covers;
     }
-    if (first.mark == nullptr) {
+    if (first.number == 0) {
       // A second time, another thread must have found this mark reached, and the free is over.
       if (std::exchange(has_made, true) || !make(owner)) return is_over(owner, number);
       continue;
     }
-    if (!first.mark->wait().is_ok()) return false;
+    if (!first.mark.wait().is_ok()) return false;
     note_reached(owner, first.number);
   }
   return true;

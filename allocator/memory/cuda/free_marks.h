@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -52,10 +51,9 @@ class FreeMarks {
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
  private:
-  using SharedMark = std::shared_ptr<const StreamMark>;
   struct Mark {
-    uint64_t number = 0;  // the last free that it covers
-    SharedMark mark;
+    uint64_t number = 0;  // the last free that it covers; numbers begin at 1
+    StreamMark mark;
   };
   struct MarkedLine : Line {
     uint64_t unmarked_bytes = 0;  // freed since the last mark

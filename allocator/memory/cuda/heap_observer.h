@@ -10,8 +10,6 @@
 
 #include <cstdint>
 
-#include "platform/cuda/driver_api.h"
-
 namespace tencache {
 
 enum class HeapEvent : uint8_t {
@@ -21,14 +19,10 @@ enum class HeapEvent : uint8_t {
                    // told where BlockPool::restore() has waited for them
 };
 
-class HeapObserver {
- public:
-  HeapObserver() = default;
-  virtual ~HeapObserver() = default;
-  HeapObserver(const HeapObserver&) = delete;
-  HeapObserver& operator=(const HeapObserver&) = delete;
-
-  virtual void note(HeapEvent event, CUdeviceptr address, uint64_t bytes) = 0;
+struct HeapObserver {
+  /// A callback of the C ABI: `event` is the number of a HeapEvent.
+  void (*note)(void* context, int event, uintptr_t address, uint64_t bytes) = nullptr;
+  void* context = nullptr;
 };
 
 }  // namespace tencache

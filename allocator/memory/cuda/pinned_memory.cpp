@@ -82,9 +82,7 @@ Result<std::unique_ptr<PinnedMemory>> PinnedMemory::open(const DriverApi& driver
   config.host.first_chunk_bytes = kFirstChunkBytes;
   config.host.pinner = made->timed_pinner_.get();
   if (!config.host.memory_factory) config.host.memory_factory = &map_shared;
-  Result<std::unique_ptr<HostTier>> tier = HostTier::create(std::move(config.host));
-  if (!tier.is_ok()) return tier.status();
-  made->tier_ = std::move(tier).value();
+  TENCACHE_RETURN_IF_ERROR(HostTier::create(std::move(config.host)).move_to(&made->tier_));
   made->pool_ = std::make_unique<PinnedPool>(*made->tier_);
   return made;
 }

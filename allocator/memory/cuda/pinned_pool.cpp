@@ -18,8 +18,7 @@ PinnedPool::~PinnedPool() {
   MutexLock lock(mutex_);
   TENCACHE_CHECK(live_.empty(), "%zu blocks of pinned memory are still in use", live_.size());
   for (const auto& [number, blocks] : kept_) {
-    for (const HostBlock& block : blocks.used) tier_.release(block);
-    for (const auto& [bytes, block] : blocks.free) tier_.release(block);
+    for (const auto& [bytes, block] : blocks) tier_.release(block);
   }
 }
 
@@ -31,9 +30,7 @@ Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
   }
   HostBlock block = private_pool == 0 ? tier_.take(bytes) : take_kept(private_pool, bytes);
   if (!block.is_valid()) [[unlikely]] {
-    const Result<HostBlock> made = allocate_slow(bytes);
-    if (!made.is_ok()) return made.status();
-    block = made.value();
+    TENCACHE_RETURN_IF_ERROR(allocate_slow(bytes).move_to(&block));
   }
   MutexLock lock(mutex_);
   live_.emplace(reinterpret_cast<uintptr_t>(block.memory), Live{block, private_pool, {}});
@@ -44,15 +41,15 @@ Result<void*> PinnedPool::allocate(uint64_t bytes, uint64_t private_pool) {
 
 // Takes what was freed in the private pool, else some of the memory that is mapped already.
 HostBlock PinnedPool::take_kept(uint64_t private_pool, uint64_t bytes) {
+  TENCACHE_CHECK(bytes > 0, "a block of 0 bytes was requested");
   {
     MutexLock lock(mutex_);
     const auto kept = kept_.find(private_pool);
-    TENCACHE_CHECK(kept != kept_.end(), "there is no private pool %llu",
-                   static_cast<unsigned long long>(private_pool));
-    const auto found = kept->second.free.find(bytes);
-    if (found != kept->second.free.end()) {
+    TENCACHE_CHECK(kept != kept_.end(), "there is no private pool %lu", private_pool);
+    const auto found = kept->second.find(bytes);
+    if (found != kept->second.end()) {
       const HostBlock block = found->second;
-      kept->second.free.erase(found);
+      kept->second.erase(found);
       figures_.kept_bytes -= bytes;
       return block;
     }
@@ -138,11 +135,7 @@ void PinnedPool::free(void* address) {
     live_.erase(found);
     const auto kept = kept_.find(freed.private_pool);
     if (kept != kept_.end()) {
-      if (freed.uses.empty()) {
-        kept->second.free.emplace(freed.block.bytes, freed.block);
-      } else {
-        kept->second.used.push_back(freed.block);
-      }
+      kept->second.emplace(freed.uses.empty() ? freed.block.bytes : 0, freed.block);
       figures_.kept_bytes += freed.block.bytes;
       count_out(freed.block);
       return;
@@ -194,18 +187,16 @@ uint64_t PinnedPool::make_private_pool() {
 
 void PinnedPool::drop_private_pool(uint64_t number) {
   if (!may_call_driver()) return;
-  std::vector<HostBlock> blocks;
+  Kept blocks;
   {
     MutexLock lock(mutex_);
     const auto found = kept_.find(number);
-    TENCACHE_CHECK(found != kept_.end(), "there is no private pool %llu",
-                   static_cast<unsigned long long>(number));
-    blocks.swap(found->second.used);
-    for (const auto& [bytes, block] : found->second.free) blocks.push_back(block);
+    TENCACHE_CHECK(found != kept_.end(), "there is no private pool %lu", number);
+    blocks.swap(found->second);
     kept_.erase(found);
-    for (const HostBlock& block : blocks) figures_.kept_bytes -= block.bytes;
+    for (const auto& [bytes, block] : blocks) figures_.kept_bytes -= block.bytes;
   }
-  for (const HostBlock& block : blocks) tier_.release(block);
+  for (const auto& [bytes, block] : blocks) tier_.release(block);
 }
 
 void PinnedPool::trim() {
@@ -219,29 +210,22 @@ PinnedFigures PinnedPool::figures() const {
   return figures_;
 }
 
-void PinnedPool::reset_peaks() {
+void PinnedPool::reset(void (UseCount::*what)()) {
   MutexLock lock(mutex_);
-  figures_.bytes.reset_peak();
-  figures_.blocks.reset_peak();
-}
-
-void PinnedPool::reset_totals() {
-  MutexLock lock(mutex_);
-  figures_.bytes.reset_totals();
-  figures_.blocks.reset_totals();
+  (figures_.bytes.*what)();
+  (figures_.blocks.*what)();
 }
 
 std::vector<PinnedView> PinnedPool::blocks() const {
   std::vector<PinnedView> views;
-  const auto add = [&](const HostBlock& block, uint64_t private_pool, PinnedState state) {
-    views.push_back({block.memory, block.bytes, private_pool, state, block.is_pinned});
+  const auto add = [&](const HostBlock& block, uint64_t private_pool, BlockState state) {
+    views.push_back({block.memory, block.bytes, private_pool, state});
   };
   MutexLock lock(mutex_);
-  for (const auto& [address, live] : live_) add(live.block, live.private_pool, PinnedState::kInUse);
-  waiting_.visit([&](const HostBlock& block) { add(block, 0, PinnedState::kWaiting); });
+  for (const auto& [address, live] : live_) add(live.block, live.private_pool, BlockState::kActive);
+  waiting_.visit([&](const HostBlock& block) { add(block, 0, BlockState::kWaiting); });
   for (const auto& [number, blocks] : kept_) {
-    for (const HostBlock& block : blocks.used) add(block, number, PinnedState::kKept);
-    for (const auto& [bytes, block] : blocks.free) add(block, number, PinnedState::kKept);
+    for (const auto& [bytes, block] : blocks) add(block, number, BlockState::kFree);
   }
   return views;
 }

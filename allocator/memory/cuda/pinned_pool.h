@@ -35,21 +35,19 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "base/use_count.h"
+#include "memory/cuda/block_table.h"
 #include "memory/cuda/stream_quarantine.h"
 #include "platform/cuda/stream_numbers.h"
 #include "tier/host_tier.h"
 
 namespace tencache {
 
-enum class PinnedState : uint8_t { kInUse, kWaiting, kKept };
-
 /// A block as blocks() shows it.
 struct PinnedView {
   const char* memory = nullptr;
   uint64_t bytes = 0;
-  uint64_t private_pool = 0;  // its number; 0: none
-  PinnedState state = PinnedState::kInUse;
-  bool is_pinned = false;
+  uint64_t private_pool = 0;               // its number; 0: none
+  BlockState state = BlockState::kActive;  // free: kept by its private pool
 };
 
 struct PinnedFigures {
@@ -82,7 +80,7 @@ class PinnedPool {
   bool contains(const void* address) const TENCACHE_EXCLUDES(mutex_);
 
   /// Frees waiting blocks that streams are done with. Returns whether there were any.
-  bool poll() TENCACHE_EXCLUDES(mutex_) { return poll(Patience::kForThreads); }
+  bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
   /// Gives memory without any block back to the system. May stop the GPUs.
   void trim() TENCACHE_EXCLUDES(mutex_);
 
@@ -93,8 +91,8 @@ class PinnedPool {
   void drop_private_pool(uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
   PinnedFigures figures() const TENCACHE_EXCLUDES(mutex_);
-  void reset_peaks() TENCACHE_EXCLUDES(mutex_);
-  void reset_totals() TENCACHE_EXCLUDES(mutex_);
+  /// `what` is &UseCount::reset_peak or &UseCount::reset_totals.
+  void reset(void (UseCount::*what)()) TENCACHE_EXCLUDES(mutex_);
   /// All blocks, in no order. Misses those that another thread polls at that moment.
   std::vector<PinnedView> blocks() const TENCACHE_EXCLUDES(mutex_);
 
@@ -105,11 +103,9 @@ class PinnedPool {
     StreamUses uses;
   };
   using LiveBlocks = std::map<uintptr_t, Live>;  // by address
-  // The blocks that were freed in a private pool.
-  struct Kept {
-    std::vector<HostBlock> used;              // streams were noted for them
-    std::multimap<uint64_t, HostBlock> free;  // by bytes
-  };
+  // The blocks that were freed in a private pool, by the bytes of the request that each serves.
+  // Those that streams were noted for serve none, and stand at 0.
+  using Kept = std::multimap<uint64_t, HostBlock>;
 
   HostBlock take_kept(uint64_t private_pool, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   Result<HostBlock> allocate_slow(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -117,7 +113,6 @@ class PinnedPool {
   LiveBlocks::const_iterator find(const void* address) const TENCACHE_REQUIRES(mutex_);
   void count_out(const HostBlock& block) TENCACHE_REQUIRES(mutex_);
   void wait_for(Live&& freed) TENCACHE_EXCLUDES(mutex_);
-  bool poll(Patience patience) TENCACHE_EXCLUDES(mutex_);
   void release(const std::vector<HostBlock>& over) TENCACHE_EXCLUDES(mutex_);
 
   HostTier& tier_;

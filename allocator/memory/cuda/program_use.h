@@ -73,11 +73,16 @@ class ProgramUse {
     MutexLock lock(mutex_);
     return uses_;
   }
-  void reset_peaks() TENCACHE_EXCLUDES(mutex_) {
-    each([](UseCount& count) { count.reset_peak(); });
-  }
-  void reset_totals() TENCACHE_EXCLUDES(mutex_) {
-    each([](UseCount& count) { count.reset_totals(); });
+  /// `what` is &UseCount::reset_peak or &UseCount::reset_totals.
+  void reset(void (UseCount::*what)()) TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    for (UsesOfKind* uses : {&uses_.all, &uses_.small, &uses_.large}) {
+      for (UseCount* count :
+           {&uses->bytes, &uses->allocations, &uses->active_bytes, &uses->active_count,
+            &uses->requested_bytes, &uses->split_bytes, &uses->split_count}) {
+        (count->*what)();
+      }
+    }
   }
 
  private:
@@ -94,17 +99,6 @@ class ProgramUse {
     MutexLock lock(mutex_);
     change(uses_.all);
     change(is_small ? uses_.small : uses_.large);
-  }
-  template <typename Change>
-  void each(Change change) TENCACHE_EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    for (UsesOfKind* uses : {&uses_.all, &uses_.small, &uses_.large}) {
-      for (UseCount* count :
-           {&uses->bytes, &uses->allocations, &uses->active_bytes, &uses->active_count,
-            &uses->requested_bytes, &uses->split_bytes, &uses->split_count}) {
-        change(*count);
-      }
-    }
   }
 
   mutable Mutex mutex_;

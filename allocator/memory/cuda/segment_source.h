@@ -27,7 +27,7 @@ class SegmentSource {
   /// The size of a segment for several requests above 1 MiB; a multiple of 2 MiB.
   virtual uint64_t large_segment_bytes() const = 0;
   /// Takes a whole segment back; no work of the device uses it any more.
-  virtual void give_back(CUdeviceptr address, uint64_t bytes) = 0;
+  virtual void give_back(CUdeviceptr address) = 0;
   /// The streams are done with a freed block that had to wait for them, and nobody has it yet.
   /// Called with the pool's lock held.
   virtual void note_completed(CUdeviceptr /*address*/, uint64_t /*requested_bytes*/) {}

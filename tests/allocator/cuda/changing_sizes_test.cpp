@@ -296,7 +296,7 @@ TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamDelaysNobody) {
   free(shared);
   free(own);
   free(allocate(36 * kMiB, stream));
-  EXPECT_EQ(engine_.device().view().figures().waiting_count, 1u);
+  EXPECT_EQ(engine_.waiting_count(), 1u);
   engine_.driver().let_go();
 }
 

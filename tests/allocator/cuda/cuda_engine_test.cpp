@@ -451,10 +451,10 @@ TEST_F(CudaEngineTest, WhatWaitsForAStreamAsksItOnce) {
   char* next = allocate();
   EXPECT_EQ(engine_->driver().calls("cuEventQuery"), queries + 1);
   engine_->wait_until_idle();
-  EXPECT_EQ(engine_->device().view().figures().waiting_count, 8u);
+  EXPECT_EQ(engine_->waiting_count(), 8u);
   engine_->write(stream_, next, kBytes, 1);
   allocate(2 * kBytes);  // looks again
-  EXPECT_EQ(engine_->device().view().figures().waiting_count, 0u);
+  EXPECT_EQ(engine_->waiting_count(), 0u);
 }
 
 // While there is enough room, nobody needs to know when the device is done with a freed extent.

@@ -59,7 +59,7 @@ TEST_F(GpuBudgetTest, AnotherLimitArmsAtItsOwnMark) {
 TEST_F(GpuBudgetTest, GpuThatOthersUseIsSpilledEarlier) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
         {.capacity_bytes = 32 * kMiB});
-  EXPECT_EQ(engine_->device().view().figures().others_bytes, 0u);
+  EXPECT_EQ(engine_->device().heap().others_bytes(), 0u);
   for (uint64_t index = 0; index < 16; ++index) {
     engine_->write(stream_, allocate(), kBytes, index);
   }
@@ -67,7 +67,7 @@ TEST_F(GpuBudgetTest, GpuThatOthersUseIsSpilledEarlier) {
     engine_->check(stream_, allocated_[index], kBytes, index);
   }
   engine_->wait_until_idle();
-  EXPECT_EQ(engine_->device().view().figures().others_bytes, 16 * kMiB);
+  EXPECT_EQ(engine_->device().heap().others_bytes(), 16 * kMiB);
   EXPECT_EQ(engine_->stats().over_budget_events, 0u);
   EXPECT_LE(engine_->stats().peak_live_bytes, 36 * kMiB) << "what others use is not the program's";
 }
@@ -141,7 +141,7 @@ TEST_F(GpuBudgetTest, FewRefusalsTellWhatOthersUse) {
         {.capacity_bytes = 64 * kMiB});
   for (int index = 0; index < 24; ++index) engine_->write(stream_, allocate(), kBytes, 1);
   engine_->wait_until_idle();
-  EXPECT_GE(engine_->device().view().figures().others_bytes, kGiB - 64 * kMiB);
+  EXPECT_GE(engine_->device().heap().others_bytes(), kGiB - 64 * kMiB);
   EXPECT_LE(engine_->driver().calls("cuMemCreate"), 128u);
 }
 

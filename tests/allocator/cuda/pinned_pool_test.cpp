@@ -360,16 +360,15 @@ TEST_F(PinnedPoolTest, WalksShowEveryBlock) {
   const std::vector<PinnedView> blocks = pool().blocks();
   ASSERT_EQ(blocks.size(), 3u);
   const auto expect = [&](size_t index, const char* memory, uint64_t bytes, uint64_t pool,
-                          PinnedState state) {
+                          BlockState state) {
     EXPECT_EQ(blocks[index].memory, memory);
     EXPECT_EQ(blocks[index].bytes, bytes);
     EXPECT_EQ(blocks[index].private_pool, pool);
     EXPECT_EQ(blocks[index].state, state);
-    EXPECT_TRUE(blocks[index].is_pinned);
   };
-  expect(0, in_use, 100, 0, PinnedState::kInUse);
-  expect(1, waiting, 200, 0, PinnedState::kWaiting);
-  expect(2, kept, 300, graph, PinnedState::kKept);
+  expect(0, in_use, 100, 0, BlockState::kActive);
+  expect(1, waiting, 200, 0, BlockState::kWaiting);
+  expect(2, kept, 300, graph, BlockState::kFree);
 }
 
 TEST_F(PinnedPoolTest, PinningIsTimed) {

@@ -10,6 +10,7 @@
 #include "support/cuda/simulated_device_copy.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/eventually.h"
+#include "support/heap_books.h"
 #include "support/listed_requests.h"
 
 namespace tencache {
@@ -103,6 +104,15 @@ CudaExtent* TestCudaEngine::extent(const void* address) const {
   return static_cast<CudaExtent*>(engine_->heap().find(address));
 }
 
+uint64_t TestCudaEngine::waiting_count() const {
+  uint64_t count = 0;
+  for (const SegmentView& segment : device_->view().segments()) {
+    count += static_cast<uint64_t>(
+        std::ranges::count(segment.blocks, BlockState::kWaiting, &BlockView::state));
+  }
+  return count;
+}
+
 void TestCudaEngine::op(CUstream stream, const std::vector<KernelUse>& uses,
                         std::chrono::nanoseconds duration) {
   std::vector<Access> accesses;
@@ -169,7 +179,7 @@ std::string TestCudaEngine::check_books_once() {
            std::to_string(counted) + " counted";
   };
   CudaHeap& heap = device_->heap();
-  uint64_t device_bytes = heap.small_bytes() + device_->view().figures().others_bytes;
+  uint64_t device_bytes = heap.small_bytes() + heap.others_bytes();
   uint64_t host_bytes = 0;
   uint64_t disk_bytes = 0;
   uint64_t cached_bytes = 0;
@@ -199,7 +209,7 @@ std::string TestCudaEngine::check_books_once() {
   if (device_->disk() != nullptr && device_->disk()->used_bytes() != disk_bytes) {
     return differs("disk bytes", device_->disk()->used_bytes(), disk_bytes);
   }
-  return heap.is_valid() ? "" : "the heap's lists or addresses are inconsistent";
+  return HeapBooks::are_valid(heap) ? "" : "the heap's lists or addresses are inconsistent";
 }
 
 void stamp(char* memory, uint64_t bytes, uint64_t seed) {

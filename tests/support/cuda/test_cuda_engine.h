@@ -74,6 +74,8 @@ class TestCudaEngine {
   /// Null for a small block.
   CudaExtent* extent(const void* address) const;
   ExtentState state(const void* address) const { return extent(address)->state(); }
+  /// How many freed blocks wait for streams.
+  uint64_t waiting_count() const;
 
   /// An op passes the gate, queues one kernel and ends.
   void op(CUstream stream, const std::vector<KernelUse>& uses,

@@ -213,8 +213,7 @@ std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
     counted_.notify_all();
   }
   if (excess_bytes > 0) {
-    heap_.count_unannounced_over_budget(*written_bytes - before, excess_bytes,
-                                        ExcessCause::kWritten);
+    heap_.count_over_budget(*written_bytes - before, excess_bytes, "wrote");
   }
   return written_bytes;
 }
@@ -253,8 +252,8 @@ void SlotFetches::take_room_of_written(Extent* extent, uint64_t room_bytes) {
   heap_.forget_unannounced(extent);
   const uint64_t excess_bytes = heap_.budget().force_reserve(lacking_bytes);
   if (lacking_bytes <= written_bytes) return;
-  heap_.count_unannounced_over_budget(lacking_bytes - written_bytes, excess_bytes,
-                                      ExcessCause::kMerged);
+  heap_.count_over_budget(lacking_bytes - written_bytes, excess_bytes,
+                          "wrote outside of ops, which took another");
 }
 
 void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {

@@ -3,7 +3,7 @@
 // UnannouncedWrites: finds what the program wrote to cold extents without an op (a C library that
 // updates state through data_ptr(), an old NumPy view), and evicts those extents again where room
 // is short. Each page written so is a private page on top of the slot, which takes memory
-// (memory/unannounced_bytes.h).
+// (memory/cpu_heap.h).
 //
 // Note [Looking for private pages]: such writes are not announced, so a thread looks for them. To
 // read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
