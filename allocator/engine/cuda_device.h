@@ -110,7 +110,6 @@ class CudaDevice final : public Device {
   Status open_parts(const DriverApi& driver, const CudaDeviceConfig& config);
   Status open_host(const CudaDeviceConfig& config);
   Status open_staging(std::unique_ptr<StagingRing>* staging);
-  Status open_disk(const CudaDeviceConfig& config);
   void open_direct(const CuFileApi& cufile);
   Status open_mover(const CudaDeviceConfig& config);
   void open_hasher(const NvrtcApi& nvrtc);
