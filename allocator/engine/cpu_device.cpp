@@ -104,12 +104,4 @@ Status CpuDevice::open_access_barrier(Choice choice) {
   return Status::ok();
 }
 
-void CpuDevice::before_fork() {
-  if (disk_) disk_->freeze_before_fork();
-}
-
-void CpuDevice::after_fork_in_parent() {
-  if (disk_) disk_->after_fork_in_parent();
-}
-
 }  // namespace tencache

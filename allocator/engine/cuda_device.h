@@ -100,10 +100,6 @@ class CudaDevice final : public Device {
     heap_->note_use(address, streams_->set_of(stream));
   }
 
-  // The children of a fork have no GPU, do not see the host tier and map no slots.
-  void before_fork() override {}
-  void after_fork_in_parent() override {}
-
  private:
   explicit CudaDevice(const CudaDeviceConfig& config)
       : Device(config.budget_bytes), probe_bytes_(config.probe_bytes) {}
