@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/move/cuda/stream_parts.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -129,12 +130,13 @@ void CudaDevice::open_direct(const CuFileApi& cufile) {
 }
 
 Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
+  CopyStreams streams;
   TENCACHE_RETURN_IF_ERROR(
-      StreamMover::create(
-          *gpu_, *marks_, *heap_,
-          {*host_, {staging_out_.get(), staging_in_.get()}, disk_.get(), direct_.get()},
-          {hasher_.get(), copy_kernel_.get()}, stats())
-          .move_to(&mover_));
+      CopyStreams::create(*gpu_, *marks_, *streams_, pause_.get()).move_to(&streams));
+  mover_ = std::make_unique<StreamMover>(
+      *heap_, std::move(streams),
+      TiersBelow{*host_, {staging_out_.get(), staging_in_.get()}, disk_.get(), direct_.get()},
+      DeviceKernels{hasher_.get(), copy_kernel_.get()}, stats());
   mover_->keep_host_free(
       static_cast<uint64_t>(static_cast<double>(host_->budget_bytes()) * config.host_headroom));
   return Status::ok();

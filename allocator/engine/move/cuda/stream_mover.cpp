@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "platform/cuda/stream_mark.h"
 #include "platform/cuda/stream_numbers.h"
 
 namespace tencache {
@@ -22,25 +23,12 @@ Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks, Stre
                                         const CopyPause* pause) {
   CopyStreams made;
   for (auto* stream : {&made.out, &made.hash, &made.proof, &made.in_on_demand, &made.in_ahead}) {
-    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks, pause);
-    if (!created.is_ok()) return created.status();
-    *stream = std::move(created).value();
+    TENCACHE_RETURN_IF_ERROR(CopyStream::create(gpu, marks, pause).move_to(stream));
     const StreamSet number = numbers.set_of((*stream)->handle());
     TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
   }
   made.eviction_numbers = numbers.set_of(made.out->handle()) | numbers.set_of(made.hash->handle());
   return made;
-}
-
-Result<std::unique_ptr<StreamMover>> StreamMover::create(const Gpu& gpu, StreamMarks& marks,
-                                                         CudaHeap& heap, const TiersBelow& below,
-                                                         const DeviceKernels& kernels,
-                                                         Stats& stats) {
-  Result<CopyStreams> streams =
-      CopyStreams::create(gpu, marks, heap.streams(), heap.arena().pause());
-  if (!streams.is_ok()) return streams.status();
-  return std::unique_ptr<StreamMover>(
-      new StreamMover(heap, std::move(streams).value(), below, kernels, stats));
 }
 
 StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,

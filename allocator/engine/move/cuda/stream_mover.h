@@ -40,7 +40,6 @@
 #include "platform/cuda/copy_kernel.h"
 #include "platform/cuda/device_hasher.h"
 #include "platform/cuda/direct_storage.h"
-#include "platform/cuda/stream_mark.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
 
@@ -62,10 +61,10 @@ struct DeviceKernels {
 
 class StreamMover final : public Mover {
  public:
-  /// All of them outlive the mover.
-  static Result<std::unique_ptr<StreamMover>> create(const Gpu& gpu, StreamMarks& marks,
-                                                     CudaHeap& heap, const TiersBelow& below,
-                                                     const DeviceKernels& kernels, Stats& stats);
+  /// Copies go by these streams, which heed the pause of the heap's arena. The rest outlives the
+  /// mover.
+  StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
+              const DeviceKernels& kernels, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
   ~StreamMover() override;
 
@@ -92,8 +91,6 @@ class StreamMover final : public Mover {
   void settle(bool may_wait) override { flights_.settle(may_wait); }
 
  private:
-  StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
-              const DeviceKernels& kernels, Stats& stats);
   StreamParts parts(const DeviceKernels& kernels);
 
   CudaHeap& heap_;
