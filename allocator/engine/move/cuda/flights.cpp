@@ -21,9 +21,9 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   flight->begun_at = timestamp();
   flight->is_ahead = is_ahead;
   for (CudaExtent* extent : extents) {
-    add(ledger_.stats.fetched_bytes, extent->bytes);
+    add(parts_.ledger.stats.fetched_bytes, extent->bytes);
     // Until now its op has it pinned.
-    if (!is_ahead) ledger_.bytes_ahead.fetch_add(extent->bytes);
+    if (!is_ahead) parts_.ledger.bytes_ahead.fetch_add(extent->bytes);
     extent->note_streams(stream);
     if (is_ahead) extent->set_flags(kFlagAhead);
     extent->become_arriving();
@@ -34,14 +34,14 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
 }
 
 void Flights::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
-  if (is_ahead) ledger_.bytes_ahead.fetch_sub(extent->bytes);
+  if (is_ahead) parts_.ledger.bytes_ahead.fetch_sub(extent->bytes);
   if (!is_ahead && !has_warned_.exchange(true)) {
     TENCACHE_LOG_WARNING(
         "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
         "error",
         reason.clause().c_str());
   }
-  heap_.budget().release(extent->bytes);
+  parts_.heap.budget().release(extent->bytes);
   extent->abandon_fetch();
 }
 
@@ -67,7 +67,7 @@ std::optional<bool> Flights::join(const CudaExtent* extent, StreamSet streams) {
 // The device waits where that is possible, else this thread.
 void Flights::hold_back(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&
-      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
+      parts_.heap.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
     return;
   }
   flight.mark.await();
@@ -116,22 +116,22 @@ void Flights::land(const Flight& flight) {
   uint64_t landed_bytes = 0;
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
-    ledger_.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id, bytes,
-                     flight.begun_at);
+    parts_.ledger.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id,
+                           bytes, flight.begun_at);
     // The copy below may save one when the extent leaves again, as long as that can be proved.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     const bool is_loan = extent->host_block.is_beyond_budget();
-    if (!can_prove_copies_ || !is_wanted || (is_loan && !extent->slot.is_valid())) {
-      heap_.copies().release(extent);
+    if (parts_.hasher == nullptr || !is_wanted || (is_loan && !extent->slot.is_valid())) {
+      parts_.heap.copies().release(extent);
     } else if (is_loan) {
-      heap_.copies().release_block(extent);
+      parts_.heap.copies().release_block(extent);
     }
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
-    ledger_.bytes_ahead.fetch_sub(bytes);
+    parts_.ledger.bytes_ahead.fetch_sub(bytes);
     landed_bytes += bytes;
   }
-  if (ahead_ != nullptr) ahead_->on_fetch(landed_bytes);
+  if (parts_.ahead != nullptr) parts_.ahead->on_fetch(landed_bytes);
 }
 
 }  // namespace tencache

@@ -26,9 +26,7 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/stream_parts.h"
-#include "engine/move/move_ledger.h"
 #include "memory/cuda/cuda_heap.h"
 #include "platform/cuda/stream_mark.h"
 #include "platform/stream_set.h"
@@ -37,11 +35,8 @@ namespace tencache {
 
 class Flights {
  public:
-  explicit Flights(const StreamParts& parts)
-      : heap_(parts.heap),
-        ahead_(parts.ahead),
-        ledger_(parts.ledger),
-        can_prove_copies_(parts.hasher != nullptr) {}
+  /// The parts outlive this object.
+  explicit Flights(const StreamParts& parts) : parts_(parts) {}
   Flights(const Flights&) = delete;
   Flights& operator=(const Flights&) = delete;
 
@@ -78,10 +73,7 @@ class Flights {
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
 
-  CudaHeap& heap_;
-  HostAhead* const ahead_;
-  MoveLedger& ledger_;
-  const bool can_prove_copies_;
+  const StreamParts& parts_;
   std::atomic<bool> has_warned_{false};
 
   Mutex mutex_;

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "engine/move/fork_latch.h"
 #include "engine/move/slot_reader.h"
 
 namespace tencache {
@@ -11,10 +12,10 @@ namespace tencache {
 // A spare copy that is dropped is made again whenever its extent leaves. To grow costs time once.
 HostBlock HostBlocks::take_at_once(uint64_t bytes) {
   HostBlock block = host_.take(bytes);
-  while (!block.is_valid() && !host_.may_grow(bytes) && heap_.drop_spare_copies(bytes) > 0) {
+  while (!block.is_valid() && !host_.may_grow(bytes) && parts_.heap.drop_spare_copies(bytes) > 0) {
     block = host_.take(bytes);
   }
-  if (ahead_ != nullptr) ahead_->on_use();
+  if (parts_.ahead != nullptr) parts_.ahead->on_use();
   return block;
 }
 
@@ -34,22 +35,22 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
     }
     break;
   }
-  if (ahead_ != nullptr) ahead_->on_use();
+  if (parts_.ahead != nullptr) parts_.ahead->on_use();
   return block;
 }
 
 HostSpill::Outcome HostBlocks::make_room(uint64_t bytes) {
-  const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
+  const uint64_t dropped_bytes = parts_.heap.drop_spare_copies(bytes);
   if (dropped_bytes > 0) return {dropped_bytes, false};
-  if (spill_ != nullptr) {
-    const HostSpill::Outcome outcome = spill_->demote(bytes);
+  if (parts_.spill != nullptr) {
+    const HostSpill::Outcome outcome = parts_.spill->demote(bytes);
     if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
   }
   flights_.settle(true);  // what is on its way back leaves a copy that can be spared
-  const uint64_t spared_bytes = heap_.drop_spare_copies(bytes);
+  const uint64_t spared_bytes = parts_.heap.drop_spare_copies(bytes);
   // A fetch that is about to begin holds its block already, is in no flight yet, and will leave
   // such a copy, too.
-  return {.freed_bytes = spared_bytes, .was_called_off = ledger_.bytes_ahead.load() > 0};
+  return {.freed_bytes = spared_bytes, .was_called_off = parts_.ledger.bytes_ahead.load() > 0};
 }
 
 Result<HostBlock> HostBlocks::take_for_op(uint64_t bytes) {
@@ -64,18 +65,18 @@ Result<HostBlock> HostBlocks::take_for_op(uint64_t bytes) {
 std::vector<CudaExtent*> HostBlocks::read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
                                                std::vector<CudaExtent*>* later) {
   std::vector<CudaExtent*> left_cold;
-  const MigrationPermit permit(fork_latch_);
+  const MigrationPermit permit(parts_.fork_latch);
   const std::vector<CudaExtent*> on_disk = take_blocks(extents, is_ahead, later, &left_cold);
   if (on_disk.empty()) return left_cold;
   std::vector<SlotRead> reads;
   reads.reserve(on_disk.size());
   for (const CudaExtent* extent : on_disk) reads.push_back({extent, extent->host_block.memory});
-  const SlotReadResult result = spill_->read_slots(reads, [](size_t) {});
+  const SlotReadResult result = parts_.spill->read_slots(reads, [](size_t) {});
   if (result.done == reads.size()) return left_cold;
   // A guess must not end the program: it may never need these bytes.
-  if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);
+  if (!is_ahead) end_for_unreadable_slots(parts_.spill->disk(), result.status);
   for (CudaExtent* extent : std::span(on_disk).subspan(result.done)) {
-    heap_.copies().release_block(extent);
+    parts_.heap.copies().release_block(extent);
     flights_.leave_cold(extent, is_ahead, result.status);
     left_cold.push_back(extent);
     std::erase(extents, extent);

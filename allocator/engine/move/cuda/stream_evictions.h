@@ -62,17 +62,10 @@ class StreamEvictions {
  public:
   /// The arguments must outlive this object.
   StreamEvictions(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link)
-      : heap_(parts.heap),
+      : parts_(parts),
         flights_(flights),
         blocks_(blocks),
         link_(link),
-        hasher_(parts.hasher),
-        ledger_(parts.ledger),
-        fork_latch_(parts.fork_latch),
-        out_(*parts.streams.out),
-        hash_(*parts.streams.hash),
-        proof_(*parts.streams.proof),
-        own_numbers_(parts.streams.eviction_numbers),
         moments_(parts.heap.streams(), parts.streams.eviction_numbers) {}
 
   /// As Mover::evict_requested().
@@ -136,7 +129,8 @@ class StreamEvictions {
   void queue(Part& part, Run* run);
   void queue_hashes(std::vector<Eviction>& evictions, Run* run);
   void queue_copies(std::vector<Eviction>& evictions, Run* run);
-  Status queue_hash(CopyStream& stream, const CudaExtent& extent, std::optional<PendingHash>* hash);
+  Status queue_hash(CopyStream& stream, const CudaExtent& extent,
+                    std::optional<PendingHash>* hash) const;
   Status queue_copy(Eviction& eviction);
   void fail_from(size_t first, const Status& failure, std::vector<Eviction>& evictions, Run* run);
   void wait_until_idle();
@@ -161,17 +155,10 @@ class StreamEvictions {
   void try_again(const Eviction& eviction, Run* run);
   void fail(const Eviction& eviction, const Status& failure, Run* run);
 
-  CudaHeap& heap_;
+  const StreamParts& parts_;
   Flights& flights_;
   HostBlocks& blocks_;
   LinkCopies& link_;
-  DeviceHasher* const hasher_;
-  MoveLedger& ledger_;
-  ForkLatch& fork_latch_;
-  CopyStream& out_;
-  CopyStream& hash_;
-  CopyStream& proof_;
-  const StreamSet own_numbers_;  // of out_ and hash_
   Moments moments_;
 };
 

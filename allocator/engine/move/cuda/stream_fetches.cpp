@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/move/cuda/staged_copies.h"
+#include "engine/move/fork_latch.h"
 
 namespace tencache {
 namespace {
@@ -34,7 +35,7 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
   bool has_landed = false;
   std::vector<Extent*> cold_again;
   {
-    const Demand demand(ledger_);
+    const Demand demand(parts_.ledger);
     // Phase 1: claim what is cold.
     const std::vector<CudaExtent*> claimed = claim(extents);
     // Phases 2 and 3: room, then frames and copies.
@@ -93,7 +94,7 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
     }
     if (has_arrived) {
       if (*has_arrived && !has_waited) {
-        ledger_.count_early(extent);
+        parts_.ledger.count_early(extent);
       } else {
         MoveLedger::note_late(extent, late);
       }
@@ -128,7 +129,7 @@ std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent
     while (!part.empty()) {
       std::vector<CudaExtent*> later;
       const std::vector<CudaExtent*> refused =
-          bring(std::exchange(part, {}), in_on_demand_, false, &later);
+          bring(std::exchange(part, {}), *parts_.streams.in_on_demand, false, &later);
       left_cold.insert(left_cold.end(), refused.begin(), refused.end());
       part = std::move(later);
     }
@@ -143,21 +144,21 @@ size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_b
                                 StreamSet streams) {
   uint64_t bytes = 0;
   for (const CudaExtent* extent : extents) bytes += extent->bytes;
-  if (heap_.budget().try_reserve(bytes)) return extents.size();
+  if (parts_.heap.budget().try_reserve(bytes)) return extents.size();
   if (!one_by_one) {
-    heap_.reserve_or_exceed(bytes, 0, streams);
+    parts_.heap.reserve_or_exceed(bytes, 0, streams);
     return extents.size();
   }
-  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes, streams);
+  parts_.heap.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes, streams);
   size_t count = 1;
-  while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
+  while (count < extents.size() && parts_.heap.budget().try_reserve(extents[count]->bytes)) ++count;
   return count;
 }
 
 uint64_t StreamFetches::prefetch(RequestSource& requests) {
   flights_.settle(false);
   // Fetches that ops wait for are in flight, too, and go first: streams that copy share the link.
-  while (ledger_.bytes_ahead.load() > link_.bytes_in(kAheadS) && flights_.wait_for_oldest()) {
+  while (parts_.ledger.bytes_ahead.load() > link_.bytes_in(kAheadS) && flights_.wait_for_oldest()) {
   }
   std::vector<CudaExtent*> claimed;
   uint64_t claimed_bytes = 0;
@@ -172,9 +173,9 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
     if (!claim_when_demoted(request->extent)) continue;
     const uint64_t bytes = request->extent->bytes;
     // Told before the room is taken, so that a thread which misses the room finds out why.
-    ledger_.bytes_ahead.fetch_add(bytes);
-    if (!heap_.budget().try_reserve(bytes)) {
-      ledger_.bytes_ahead.fetch_sub(bytes);
+    parts_.ledger.bytes_ahead.fetch_add(bytes);
+    if (!parts_.heap.budget().try_reserve(bytes)) {
+      parts_.ledger.bytes_ahead.fetch_sub(bytes);
       request->extent->abandon_fetch();
       requests.put_back(*request);
       lacking_bytes = bytes;
@@ -204,13 +205,13 @@ void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   uint64_t part_bytes = 0;
   for (CudaExtent* extent : extents) {
     if (!part.empty() && part_bytes + extent->bytes > link_.bytes_at_once()) {
-      bring(std::exchange(part, {}), in_ahead_, true, nullptr);
+      bring(std::exchange(part, {}), *parts_.streams.in_ahead, true, nullptr);
       part_bytes = 0;
     }
     part.push_back(extent);
     part_bytes += extent->bytes;
   }
-  if (!part.empty()) bring(std::move(part), in_ahead_, true, nullptr);
+  if (!part.empty()) bring(std::move(part), *parts_.streams.in_ahead, true, nullptr);
 }
 
 // Where `later` is given, it gets those for which host memory has no room until the others have
@@ -229,12 +230,12 @@ std::vector<CudaExtent*> StreamFetches::bring(std::vector<CudaExtent*> extents, 
   }
   const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
   left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
-  MigrationPermit permit(fork_latch_);
+  MigrationPermit permit(parts_.fork_latch);
   if (!extents.empty()) {
     StreamMark mark;
     const Status status = copy_in(extents, stream, &mark);
     if (status.is_ok()) {
-      flights_.take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()),
+      flights_.take_off(extents, std::move(mark), parts_.heap.streams().set_of(stream.handle()),
                         is_ahead);
     } else {
       for (CudaExtent* extent : extents) flights_.leave_cold(extent, is_ahead, status);
@@ -256,7 +257,7 @@ std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>&
   });
   if (direct.empty()) return {};
   std::vector<CudaExtent*> left_cold = map_frames(direct, is_ahead);
-  const MigrationPermit permit(fork_latch_);
+  const MigrationPermit permit(parts_.fork_latch);
   std::vector<CudaExtent*> arrived;
   for (CudaExtent* extent : direct) {
     const Status status = direct_reads_.read(*extent, stream);
@@ -272,7 +273,7 @@ std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>&
   // The mark is reached already, as far as that can be said; a flight has one.
   Result<StreamMark> mark = stream.mark();
   flights_.take_off(arrived, mark.is_ok() ? std::move(mark).value() : StreamMark{},
-                    heap_.streams().set_of(stream.handle()), is_ahead);
+                    parts_.heap.streams().set_of(stream.handle()), is_ahead);
   return left_cold;
 }
 
@@ -281,7 +282,7 @@ std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& ext
   std::vector<CudaExtent*> left_cold;
   std::vector<CudaExtent*> with_frame;
   for (CudaExtent* extent : extents) {
-    Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
+    Result<Frame> frame = parts_.heap.take_frame(extent->bytes, !is_ahead);
     if (frame.is_ok()) {
       extent->frame = std::move(frame).value();
       with_frame.push_back(extent);
@@ -296,13 +297,13 @@ std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& ext
   for (const CudaExtent* extent : with_frame) {
     places.push_back({extent->device_address(), extent->frame});
   }
-  const Status mapped = heap_.arena().map(places);
+  const Status mapped = parts_.heap.arena().map(places);
   if (mapped.is_ok()) {
     extents = std::move(with_frame);
     return left_cold;
   }
   for (CudaExtent* extent : with_frame) {
-    heap_.frame_pool().give_back(std::exchange(extent->frame, Frame{}));
+    parts_.heap.frame_pool().give_back(std::exchange(extent->frame, Frame{}));
     flights_.leave_cold(extent, is_ahead, mapped);
     left_cold.push_back(extent);
   }
@@ -334,11 +335,11 @@ Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& 
 // REQUIRES: no work that uses them is queued.
 void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
   for (CudaExtent* extent : extents) {
-    const Status unmapped = heap_.take_away_frame(extent);
+    const Status unmapped = parts_.heap.take_away_frame(extent);
     if (unmapped.is_ok()) continue;
     // The context is broken then, and its memory goes with it.
     TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
-    heap_.frame_pool().write_off(std::exchange(extent->frame, Frame{}));
+    parts_.heap.frame_pool().write_off(std::exchange(extent->frame, Frame{}));
   }
 }
 

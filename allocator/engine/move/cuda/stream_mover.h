@@ -61,8 +61,7 @@ struct DeviceKernels {
 
 class StreamMover final : public Mover {
  public:
-  /// Copies go by these streams, which heed the pause of the heap's arena. The rest outlives the
-  /// mover.
+  /// All but the streams outlive the mover, which has these.
   StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
               const DeviceKernels& kernels, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
@@ -91,13 +90,11 @@ class StreamMover final : public Mover {
   void settle(bool may_wait) override { flights_.settle(may_wait); }
 
  private:
-  StreamParts parts(const DeviceKernels& kernels);
-
-  CudaHeap& heap_;
   HostTier& host_;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
   const std::unique_ptr<HostAhead> ahead_;  // null where spill_ is
   const CopyStreams streams_;
+  const StreamParts parts_;
   Flights flights_;
   LinkCopies link_;
   HostBlocks blocks_;
