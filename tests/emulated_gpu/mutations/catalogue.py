@@ -127,8 +127,8 @@ MUTATIONS = [
     Mutation(
         "a fetch is queued on another stream than the one that is marked",
         FETCHES,
-        "    Result<StreamMark> made = stream.mark();\n",
-        "    Result<StreamMark> made = parts_.streams.in_ahead->mark();\n",
+        "  if (status.is_ok()) status = stream.mark().move_to(mark);\n",
+        "  if (status.is_ok()) status = parts_.streams.in_ahead->mark().move_to(mark);\n",
         "in_turn",
     ),
     Mutation(

@@ -303,13 +303,9 @@ std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> exte
 
 // False when the kernel refuses; the extent is cold again then.
 bool SlotFetches::make_scratch(Fetch* fetch) {
-  const Result<char*> scratch = heap_.arena().make_scratch(fetch->extent->bytes);
-  if (!scratch.is_ok()) {
-    leave_cold(*fetch, scratch.status());
-    return false;
-  }
-  fetch->scratch = scratch.value();
-  return true;
+  const Status status = heap_.arena().make_scratch(fetch->extent->bytes).move_to(&fetch->scratch);
+  if (!status.is_ok()) leave_cold(*fetch, status);
+  return status.is_ok();
 }
 
 void SlotFetches::furnish(Fetch* fetch) {

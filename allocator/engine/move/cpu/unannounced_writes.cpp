@@ -63,8 +63,7 @@ UnannouncedWrites::UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, Slo
       fetches_(fetches),
       evictions_(evictions),
       interval_(interval) {
-  Result<std::unique_ptr<ProcessMemory>> memory = ProcessMemory::open();
-  if (memory.is_ok()) memory_ = std::move(memory).value();
+  (void)ProcessMemory::open().move_to(&memory_);
 }
 
 void UnannouncedWrites::start() {

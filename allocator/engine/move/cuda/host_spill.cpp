@@ -187,12 +187,9 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
 
 void HostSpill::take_slots(std::vector<Demotion>& demotions) {
   std::erase_if(demotions, [&](Demotion& demotion) {
-    const Result<Slot> slot = take_slot(disk_, heap_, demotion.extent->bytes);
-    if (slot.is_ok()) {
-      demotion.slot = slot.value();
-      return false;
-    }
-    warn(slot.status());
+    const Status status = take_slot(disk_, heap_, demotion.extent->bytes).move_to(&demotion.slot);
+    if (status.is_ok()) return false;
+    warn(status);
     give_up(demotion);
     return true;
   });
@@ -274,11 +271,7 @@ bool HostSpill::copy(uint64_t bytes) {
   std::vector<Demotion> copies = claim_needed_last(std::min(bytes, batch_bytes(write_speed_)));
   bool has_room = true;
   std::erase_if(copies, [&](Demotion& copy) {
-    if (has_room) {
-      const Result<Slot> slot = disk_.allocate_ahead(copy.extent->bytes);
-      has_room = slot.is_ok();
-      if (has_room) copy.slot = slot.value();
-    }
+    has_room = has_room && disk_.allocate_ahead(copy.extent->bytes).move_to(&copy.slot).is_ok();
     if (!has_room) give_up(copy);
     return !has_room;
   });

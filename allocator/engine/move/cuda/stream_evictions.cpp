@@ -249,9 +249,7 @@ Status StreamEvictions::ensure_block(CudaExtent* extent) {
   extent->has_copy_below = false;
   parts_.heap.copies().release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
-  const Result<HostBlock> block = blocks_.take(extent->bytes);
-  if (block.is_ok()) extent->host_block = block.value();
-  return block.status();
+  return blocks_.take(extent->bytes).move_to(&extent->host_block);
 }
 
 // Evictions that could be queued stay in the part.
@@ -289,11 +287,7 @@ void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
 
 Status StreamEvictions::queue_hash(CopyStream& stream, const CudaExtent& extent,
                                    std::optional<PendingHash>* hash) const {
-  Result<PendingHash> queued =
-      parts_.hasher->hash(stream.handle(), extent.device_address(), extent.bytes);
-  if (!queued.is_ok()) return queued.status();
-  *hash = std::move(queued).value();
-  return Status::ok();
+  return parts_.hasher->hash(stream.handle(), extent.device_address(), extent.bytes).move_to(hash);
 }
 
 void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
@@ -325,10 +319,7 @@ Status StreamEvictions::queue_copy(Eviction& eviction) {
   if (eviction.needs_copy) {
     TENCACHE_RETURN_IF_ERROR(link_.queue_out(extent->host_block, extent->device_address()));
   }
-  Result<StreamMark> mark = parts_.streams.out->mark();
-  if (!mark.is_ok()) return mark.status();
-  eviction.done = std::move(mark).value();
-  return Status::ok();
+  return parts_.streams.out->mark().move_to(&eviction.done);
 }
 
 // The stream waits for what the users had been given by the first moment after the last use, or

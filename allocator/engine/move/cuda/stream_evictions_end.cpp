@@ -90,10 +90,7 @@ void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
 
 Status StreamEvictions::queue_proof(Eviction& eviction) {
   TENCACHE_RETURN_IF_ERROR(queue_hash(*parts_.streams.proof, *eviction.extent, &eviction.after));
-  Result<StreamMark> mark = parts_.streams.proof->mark();
-  if (!mark.is_ok()) return mark.status();
-  eviction.done = std::move(mark).value();
-  return Status::ok();
+  return parts_.streams.proof->mark().move_to(&eviction.done);
 }
 
 bool StreamEvictions::is_proved(const Eviction& eviction) const {

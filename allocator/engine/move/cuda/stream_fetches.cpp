@@ -282,12 +282,11 @@ std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& ext
   std::vector<CudaExtent*> left_cold;
   std::vector<CudaExtent*> with_frame;
   for (CudaExtent* extent : extents) {
-    Result<Frame> frame = parts_.heap.take_frame(extent->bytes, !is_ahead);
-    if (frame.is_ok()) {
-      extent->frame = std::move(frame).value();
+    const Status status = parts_.heap.take_frame(extent->bytes, !is_ahead).move_to(&extent->frame);
+    if (status.is_ok()) {
       with_frame.push_back(extent);
     } else {
-      flights_.leave_cold(extent, is_ahead, frame.status());
+      flights_.leave_cold(extent, is_ahead, status);
       left_cold.push_back(extent);
     }
   }
@@ -321,11 +320,7 @@ Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& 
     if (!status.is_ok()) break;
     status = link_.queue_in(extent->host_block, extent->device_address(), stream, &staged);
   }
-  if (status.is_ok()) {
-    Result<StreamMark> made = stream.mark();
-    status = made.status();
-    if (made.is_ok()) *mark = std::move(made).value();
-  }
+  if (status.is_ok()) status = stream.mark().move_to(mark);
   if (status.is_ok()) return status;
   (void)stream.wait_until_idle();
   take_away_frames(extents);
