@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/move/cuda/flights.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -33,9 +32,10 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   for (const CudaExtent* extent : extents) flight_of_[extent] = flight;
 }
 
-void Flights::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
-  if (is_ahead) parts_.ledger.bytes_ahead.fetch_sub(extent->bytes);
-  if (!is_ahead && !has_warned_.exchange(true)) {
+void Flights::leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason) {
+  batch->left_cold.push_back(extent);
+  if (batch->is_ahead) parts_.ledger.bytes_ahead.fetch_sub(extent->bytes);
+  if (!batch->is_ahead && !has_warned_.exchange(true)) {
     TENCACHE_LOG_WARNING(
         "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
         "error",
@@ -103,9 +103,7 @@ void Flights::settle(bool may_wait) {
     if (!flight->mark.poll()) continue;
     {
       MutexLock lock(mutex_);
-      const auto found = std::ranges::find(flights_, flight);
-      if (found == flights_.end()) continue;  // another thread lands it
-      flights_.erase(found);
+      if (std::erase(flights_, flight) == 0) continue;  // another thread lands it
       for (const CudaExtent* extent : flight->extents) flight_of_.erase(extent);
     }
     land(*flight);

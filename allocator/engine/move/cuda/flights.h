@@ -33,6 +33,14 @@
 
 namespace tencache {
 
+/// Extents that are fetched together, and what becomes of them.
+struct FetchBatch {
+  bool is_ahead = false;
+  std::vector<CudaExtent*> extents = {};    // still to be brought
+  std::vector<CudaExtent*> later = {};      // on demand: once the others leave room in host memory
+  std::vector<CudaExtent*> left_cold = {};  // neither now nor later
+};
+
 class Flights {
  public:
   /// The parts outlive this object.
@@ -43,8 +51,8 @@ class Flights {
   /// The bytes of these extents are queued on `stream`, with `mark` after them.
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
-  /// Ends the fetch of an extent that has no frame: it is cold again and has no room.
-  void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
+  /// Ends the fetch of an extent of the batch that has no frame: it is cold again and has no room.
+  void leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason);
 
   /// Lets the streams wait for the extent unless it has arrived; true if it has. Nullopt when it is
   /// in no flight, though it was Arriving a moment ago.

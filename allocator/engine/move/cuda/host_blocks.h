@@ -40,17 +40,13 @@ class HostBlocks {
   /// A block, beyond the budget if need be: an op cannot be told that there is no room.
   Result<HostBlock> take_for_op(uint64_t bytes);
 
-  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Takes those
-  /// out of `extents` that stay cold, and returns them. Where `later` is given, it gets those for
-  /// which there is no room until the others have come back. The thread waits for the disk.
-  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                     std::vector<CudaExtent*>* later);
+  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Leaves to be
+  /// brought those whose bytes are in host memory then. The thread waits for the disk.
+  void read_back(FetchBatch* batch);
 
  private:
   HostSpill::Outcome make_room(uint64_t bytes);
-  std::vector<CudaExtent*> take_blocks(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                       std::vector<CudaExtent*>* later,
-                                       std::vector<CudaExtent*>* left_cold);
+  std::vector<CudaExtent*> take_blocks(FetchBatch* batch);
 
   const StreamParts& parts_;
   HostTier& host_;

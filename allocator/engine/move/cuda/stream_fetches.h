@@ -87,12 +87,10 @@ class StreamFetches {
   // Ahead of use.
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
-  // Phase 3 of both. Each returns the extents that stay cold.
-  std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
-                                 bool is_ahead, std::vector<CudaExtent*>* later);
-  std::vector<CudaExtent*> bring_directly(std::vector<CudaExtent*>& extents, CopyStream& stream,
-                                          bool is_ahead);
-  std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
+  // Phase 3 of both.
+  void bring(FetchBatch* batch);
+  void bring_directly(FetchBatch* batch, CopyStream& stream);
+  void map_frames(std::vector<CudaExtent*>& extents, FetchBatch* batch);
   void take_away_frames(std::span<CudaExtent* const> extents);
   Status copy_in(std::span<CudaExtent* const> extents, CopyStream& stream, StreamMark* mark);
 
