@@ -81,7 +81,8 @@ void StreamEvictions::evict(EvictionSource& source) {
 void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSource& source) {
   bool is_first = true;
   for (bool may_put_off = blocks_.has_disk(); !requests.empty();) {
-    Run run(parts_.fork_latch, source, std::exchange(is_first, false), may_put_off);
+    Run run = {MigrationPermit(parts_.fork_latch), source, std::exchange(is_first, false),
+               may_put_off};
     evict_once(std::move(requests), &run);
     may_put_off &= run.count > 0;
     requests = std::move(run.again);
@@ -330,8 +331,7 @@ void StreamEvictions::let_wait_for_users(CopyStream& stream, std::vector<Evictio
                                          Run* run) {
   if (let_wait(stream, evictions).is_ok()) return;
   std::erase_if(evictions, [&](const Eviction& eviction) {
-    const Status status =
-        let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
+    const Status status = wait_for(moments_.users_of(*eviction.extent), &stream);
     if (!status.is_ok()) fail(eviction, status, run);
     return !status.is_ok();
   });
@@ -343,7 +343,7 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
   for (const Eviction& eviction : evictions) {
     const Moment* moment = eviction.users_done.get();
     if (moment == nullptr) {
-      users |= eviction.extent->used_by.load(std::memory_order_relaxed);
+      users |= moments_.users_of(*eviction.extent);
     } else if (moment != awaited) {
       for (const StreamMark& mark : moment->marks) {
         TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
@@ -351,22 +351,20 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
       awaited = moment;
     }
   }
-  return let_wait(stream, users);
+  return wait_for(users, &stream);
 }
 
-Status StreamEvictions::let_wait(CopyStream& stream, StreamSet users) {
+// Waits for all that the users have been given by now: the stream does, or this thread if that is
+// null.
+Status StreamEvictions::wait_for(StreamSet users, CopyStream* stream) {
   std::vector<StreamMark> marks;
-  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
-  return Status::ok();
-}
-
-Status StreamEvictions::mark_others(StreamSet users, std::vector<StreamMark>* marks) {
-  // Hashes and copies of other extents do not use this one.
-  const Status marked =
-      parts_.heap.streams().mark_all(users & ~parts_.streams.eviction_numbers, marks);
+  const Status marked = parts_.heap.streams().mark_all(users, &marks);
   // Whatever the reason, the tier below is not to blame.
-  return marked.is_ok() ? marked : Status(StatusCode::kUnavailable, marked.message());
+  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  for (const StreamMark& mark : marks) {
+    TENCACHE_RETURN_IF_ERROR(stream != nullptr ? stream->wait_for(mark) : mark.wait());
+  }
+  return Status::ok();
 }
 
 }  // namespace tencache

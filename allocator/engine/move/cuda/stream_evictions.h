@@ -97,17 +97,15 @@ class StreamEvictions {
   };
   /// One try at each of some extents.
   struct Run {
-    Run(ForkLatch& latch, EvictionSource& wanting, bool is_first, bool puts_off)
-        : permit(latch), source(wanting), takes_more(is_first), may_put_off(puts_off) {}
     void tell();
     MigrationPermit permit;
     EvictionSource& source;
-    const bool takes_more;            // from the source
-    const bool may_put_off;           // evictions that find no host memory
-    std::deque<Part> under_way = {};  // oldest first
-    std::vector<MoveRequest> again;   // those put off, and those that turned out to need a copy
-    EvictionResult result = {};       // what is not told yet
-    uint64_t count = 0;               // of extents that left
+    const bool takes_more;                // from the source
+    const bool may_put_off;               // evictions that find no host memory
+    std::deque<Part> under_way = {};      // oldest first
+    std::vector<MoveRequest> again = {};  // those put off, and those that turned out to need a copy
+    EvictionResult result = {};           // what is not told yet
+    uint64_t count = 0;                   // of extents that left
   };
 
   void evict_taken(std::vector<MoveRequest> requests, EvictionSource& source);
@@ -136,10 +134,8 @@ class StreamEvictions {
   void wait_until_idle();
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
-  Status let_wait(CopyStream& stream, StreamSet users);
   void await_recorded(std::vector<Eviction>& evictions, Run* run);
-  Status await(StreamSet users);
-  Status mark_others(StreamSet users, std::vector<StreamMark>* marks);
+  Status wait_for(StreamSet users, CopyStream* stream);
   // Phases 3 and 4: proof, then frames.
   void finish_oldest(Run* run);
   void finish_all(Run* run);

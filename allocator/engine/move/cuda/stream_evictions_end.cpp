@@ -47,17 +47,10 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
 void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     if (eviction.users_done != nullptr) return false;
-    const Status status = await(eviction.extent->used_by.load(std::memory_order_relaxed));
+    const Status status = wait_for(moments_.users_of(*eviction.extent), nullptr);
     if (!status.is_ok()) fail(eviction, status, run);
     return !status.is_ok();
   });
-}
-
-Status StreamEvictions::await(StreamSet users) {
-  std::vector<StreamMark> marks;
-  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(mark.wait());
-  return Status::ok();
 }
 
 // Seals those that were not used since the claim; the others are given up.
