@@ -18,9 +18,10 @@ OpTimer::Span* DeviceWaits::begin_span(StreamSet streams) {
     MutexLock lock(mutex_);
     number = ++begun_count_;
   }
-  if (OpTimer::Span* span = timer_->begin(0, number, streams)) return span;
+  const OpTimer::Span of = {.streams = streams, .begun_at = number};
+  if (OpTimer::Span* span = timer_->begin(of)) return span;
   settle();  // all spans may have been in use
-  return timer_->begin(0, number, streams);
+  return timer_->begin(of);
 }
 
 // Where the timer refuses, the part that has begun goes on.
