@@ -63,9 +63,9 @@ class DeviceWaitsTest : public ::testing::Test {
 
   /// The device waits so long for these, after what came before.
   void add_part(DeviceWaits::Wait* wait, uint64_t device_ns, LateFetches late) {
-    waits_.begin_part(wait);
+    wait->begin_part();
     timer_.device_ns = device_ns;
-    DeviceWaits::add_late(wait, late);
+    wait->add(late);
   }
 
   FakeTimer timer_;
@@ -166,8 +166,8 @@ TEST(DeviceWaitsWithoutTimerTest, ThreadAndDeviceAreOne) {
   Stats stats;
   DeviceWaits waits(nullptr, stats);
   DeviceWaits::Wait wait = waits.begin(kStream);
-  waits.begin_part(&wait);
-  DeviceWaits::add_late(&wait, {1, kBytes});
+  wait.begin_part();
+  wait.add({1, kBytes});
   waits.end(wait, kShortNs);
   EXPECT_EQ(stats.stall_ns, kShortNs);
   EXPECT_EQ(stats.late_fetches, 1u) << "however short";

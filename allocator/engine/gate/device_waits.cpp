@@ -7,6 +7,7 @@ namespace tencache {
 
 DeviceWaits::Wait DeviceWaits::begin(StreamSet streams) {
   Wait wait;
+  wait.waits = this;
   wait.span = begin_span(streams);
   return wait;
 }
@@ -34,12 +35,9 @@ void DeviceWaits::begin_part(Wait* wait) {
     return;
   }
   finish(wait->span, wait->late);
-  *wait = {next, {}, wait->parts_left - 1};
-}
-
-void DeviceWaits::add_late(Wait* wait, const LateFetches& late) {
-  wait->late.count += late.count;
-  wait->late.bytes += late.bytes;
+  wait->span = next;
+  wait->late = {};
+  --wait->parts_left;
 }
 
 void DeviceWaits::end(const Wait& wait, uint64_t thread_ns) {
