@@ -105,14 +105,6 @@ EvictionResult StreamMover::evict(std::span<Extent* const> extents) {
   return source.total();
 }
 
-std::shared_ptr<const QueuedWork> StreamMover::queued_work(std::span<const MoveRequest> requests) {
-  return evictions_.mark_users(requests);
-}
-
-void StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) {
-  fetches_.fetch(extents, streams, wait);
-}
-
 void StreamMover::wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) {
   if (!is_worth_it()) return;
   std::vector<StreamMark> marks;

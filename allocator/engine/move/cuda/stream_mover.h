@@ -79,11 +79,15 @@ class StreamMover final : public Mover {
 
   EvictionResult evict(std::span<Extent* const> extents) override;
   void evict_requested(EvictionSource& source) override { evictions_.evict(source); }
-  std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override;
+  std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override {
+    return evictions_.mark_users(requests);
+  }
   uint64_t bytes_at_once() const override { return link_.bytes_at_once(); }
   bool are_ops_queued() const override { return true; }
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
-  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override;
+  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override {
+    fetches_.fetch(extents, streams, wait);
+  }
   uint64_t prefetch(RequestSource& requests) override { return fetches_.prefetch(requests); }
   void set_next_uses(const NextUses* next_uses) override;
   void describe_below(Machine* machine) const override;
