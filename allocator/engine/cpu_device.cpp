@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <utility>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -71,24 +70,15 @@ Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
   // all that is configured where that is less.
   const uint64_t least_bytes =
       round_up(std::min(config.budget_bytes, config.arena_bytes / 2) * 2, kGranuleBytes);
-  Result<std::unique_ptr<AddressArena>> arena =
-      AddressArena::reserve(config.arena_bytes, least_bytes);
-  if (!arena.is_ok()) return arena.status();
-  arena_ = std::move(arena).value();
-  Result<std::unique_ptr<ExtentTable>> table = ExtentTable::create(arena_->base(), arena_->bytes());
-  if (!table.is_ok()) return table.status();
-  table_ = std::move(table).value();
+  TENCACHE_RETURN_IF_ERROR(AddressArena::reserve(config.arena_bytes, least_bytes).move_to(&arena_));
+  TENCACHE_RETURN_IF_ERROR(ExtentTable::create(arena_->base(), arena_->bytes()).move_to(&table_));
   if (config.disk) {
-    Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
-    if (!page_map.is_ok()) {
-      return Status(StatusCode::kUnavailable,
-                    "tensors cannot be spilled: " + page_map.status().message() +
-                        "; make /proc available or use --strict");
+    const Status status = PageMap::open().move_to(&page_map_);
+    if (!status.is_ok()) {
+      return Status(StatusCode::kUnavailable, "tensors cannot be spilled: " + status.message() +
+                                                  "; make /proc available or use --strict");
     }
-    page_map_ = std::move(page_map).value();
-    Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
-    if (!disk.is_ok()) return disk.status();
-    disk_ = std::move(disk).value();
+    TENCACHE_RETURN_IF_ERROR(DiskTier::open(*config.disk).move_to(&disk_));
     TENCACHE_RETURN_IF_ERROR(open_access_barrier(config.userfaultfd));
   }
   heap_ = std::make_unique<CpuHeap>(config.heap, *arena_, *table_, page_map_.get(), disk_.get(),
@@ -102,28 +92,16 @@ Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
 
 Status CpuDevice::open_access_barrier(Choice choice) {
   if (choice == Choice::kOff) return Status::ok();
-  Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
-  if (barrier.is_ok()) {
-    access_barrier_ = std::move(barrier).value();
-    return Status::ok();
-  }
+  const Status status = AccessBarrier::open().move_to(&access_barrier_);
+  if (status.is_ok()) return status;
   if (choice == Choice::kOn) {
-    return Status(StatusCode::kUnavailable, barrier.status().clause() +
+    return Status(StatusCode::kUnavailable, status.clause() +
                                                 "; or leave out --userfaultfd, which only saves "
                                                 "time");
   }
-  TENCACHE_LOG_DEBUG("%s", barrier.status().message().c_str());
-  barrier = AccessBarrier::open_unprivileged();
-  if (barrier.is_ok()) access_barrier_ = std::move(barrier).value();
+  TENCACHE_LOG_DEBUG("%s", status.message().c_str());
+  (void)AccessBarrier::open_unprivileged().move_to(&access_barrier_);
   return Status::ok();
-}
-
-void CpuDevice::before_fork() {
-  if (disk_) disk_->freeze_before_fork();
-}
-
-void CpuDevice::after_fork_in_parent() {
-  if (disk_) disk_->after_fork_in_parent();
 }
 
 }  // namespace tencache

@@ -50,8 +50,12 @@ class CpuDevice final : public Device {
   }
   void free(void* address) override { heap_->free(address); }
 
-  void before_fork() override;
-  void after_fork_in_parent() override;
+  void before_fork() override {
+    if (disk_) disk_->freeze_before_fork();
+  }
+  void after_fork_in_parent() override {
+    if (disk_) disk_->after_fork_in_parent();
+  }
 
  private:
   explicit CpuDevice(uint64_t budget_bytes) : Device(budget_bytes) {}

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/move/cuda/stream_parts.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -56,9 +57,7 @@ Result<std::unique_ptr<CudaDevice>> CudaDevice::open(const DriverApi& driver,
 CudaDevice::~CudaDevice() = default;
 
 Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& config) {
-  Result<std::unique_ptr<Gpu>> gpu = Gpu::open(driver, config.ordinal);
-  if (!gpu.is_ok()) return gpu.status();
-  gpu_ = std::move(gpu).value();
+  TENCACHE_RETURN_IF_ERROR(Gpu::open(driver, config.ordinal).move_to(&gpu_));
   pinner_ = std::make_unique<CudaHostPinner>(driver, gpu_->context());
   marks_ = std::make_unique<StreamMarks>(*gpu_);
   streams_ = std::make_unique<StreamNumbers>(*gpu_, *marks_);
@@ -66,15 +65,15 @@ Status CudaDevice::open_parts(const DriverApi& driver, const CudaDeviceConfig& c
   wait_timer_ = std::make_unique<EventTimer>(*gpu_, *streams_, config.wait_resolution_ns);
   frames_ = std::make_unique<FramePool>(*gpu_, budget().limit());
   if (config.host) open_pause();
-  Result<std::unique_ptr<DeviceArena>> arena = reserve_arena(config, *gpu_, pause_.get());
-  if (!arena.is_ok()) return arena.status();
-  arena_ = std::move(arena).value();
-  Result<std::unique_ptr<ExtentTable>> table =
-      ExtentTable::create(reinterpret_cast<const char*>(arena_->base()), arena_->bytes());
-  if (!table.is_ok()) return table.status();
-  table_ = std::move(table).value();
+  TENCACHE_RETURN_IF_ERROR(reserve_arena(config, *gpu_, pause_.get()).move_to(&arena_));
+  TENCACHE_RETURN_IF_ERROR(
+      ExtentTable::create(reinterpret_cast<const char*>(arena_->base()), arena_->bytes())
+          .move_to(&table_));
   if (config.host) TENCACHE_RETURN_IF_ERROR(open_host(config));
-  if (config.host && config.disk) TENCACHE_RETURN_IF_ERROR(open_disk(config));
+  if (config.host && config.disk) {
+    TENCACHE_RETURN_IF_ERROR(DiskTier::open(*config.disk).move_to(&disk_));
+    if (config.cufile) open_direct(*config.cufile);
+  }
   heap_ = std::make_unique<CudaHeap>(config.heap, *gpu_, *arena_, *frames_, *streams_, host_.get(),
                                      disk_.get(), *table_, budget(), stats());
   if (!config.host) return Status::ok();
@@ -103,9 +102,7 @@ Status CudaDevice::open_host(const CudaDeviceConfig& config) {
   HostTierConfig host_config = *config.host;
   host_config.node = gpu_->facts().numa_node;
   host_config.pinner = pinner_.get();
-  Result<std::unique_ptr<HostTier>> host = HostTier::create(std::move(host_config));
-  if (!host.is_ok()) return host.status();
-  host_ = std::move(host).value();
+  TENCACHE_RETURN_IF_ERROR(HostTier::create(std::move(host_config)).move_to(&host_));
   // The staging buffers come before any block: they help when the limit of locked memory leaves no
   // room for more, so they must lie within it.
   TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
@@ -121,22 +118,11 @@ Status CudaDevice::open_staging(std::unique_ptr<StagingRing>* staging) {
   return Status::ok();
 }
 
-Status CudaDevice::open_disk(const CudaDeviceConfig& config) {
-  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(*config.disk);
-  if (!disk.is_ok()) return disk.status();
-  disk_ = std::move(disk).value();
-  if (config.cufile) open_direct(*config.cufile);
-  return Status::ok();
-}
-
 // Without direct storage, the disk is read by way of host memory.
 void CudaDevice::open_direct(const CuFileApi& cufile) {
   Status status(StatusCode::kUnavailable, "The spill file's directory takes no O_DIRECT.");
   if (disk_->uses_direct_io()) {
-    Result<std::unique_ptr<DirectStorage>> direct =
-        DirectStorage::open(*gpu_, *marks_, cufile, disk_->fd());
-    status = direct.status();
-    if (direct.is_ok()) direct_ = std::move(direct).value();
+    status = DirectStorage::open(*gpu_, *marks_, cufile, disk_->fd()).move_to(&direct_);
   }
   if (status.is_ok()) return;
   TENCACHE_LOG_WARNING("the disk is not read straight into the GPU, but through host memory: %s",
@@ -144,12 +130,13 @@ void CudaDevice::open_direct(const CuFileApi& cufile) {
 }
 
 Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
-  Result<std::unique_ptr<StreamMover>> mover = StreamMover::create(
-      *gpu_, *marks_, *heap_,
-      {*host_, {staging_out_.get(), staging_in_.get()}, disk_.get(), direct_.get()},
-      {hasher_.get(), copy_kernel_.get()}, stats());
-  if (!mover.is_ok()) return mover.status();
-  mover_ = std::move(mover).value();
+  CopyStreams streams;
+  TENCACHE_RETURN_IF_ERROR(
+      CopyStreams::create(*gpu_, *marks_, *streams_, pause_.get()).move_to(&streams));
+  mover_ = std::make_unique<StreamMover>(
+      *heap_, std::move(streams),
+      TiersBelow{*host_, {staging_out_.get(), staging_in_.get()}, disk_.get(), direct_.get()},
+      DeviceKernels{hasher_.get(), copy_kernel_.get()}, stats());
   mover_->keep_host_free(
       static_cast<uint64_t>(static_cast<double>(host_->budget_bytes()) * config.host_headroom));
   return Status::ok();
@@ -159,12 +146,7 @@ Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
 void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
   const Result<DeviceHashSeeds> seeds = draw_hash_seeds();
   Status status = seeds.status();
-  if (seeds.is_ok()) {
-    Result<std::unique_ptr<DeviceHasher>> hasher =
-        DeviceHasher::create(*gpu_, nvrtc, seeds.value());
-    status = hasher.status();
-    if (hasher.is_ok()) hasher_ = std::move(hasher).value();
-  }
+  if (seeds.is_ok()) status = DeviceHasher::create(*gpu_, nvrtc, seeds.value()).move_to(&hasher_);
   if (status.is_ok()) return;
   TENCACHE_LOG_WARNING("copies in host memory cannot be verified, so each eviction copies anew: %s",
                        status.clause().c_str());
@@ -172,22 +154,16 @@ void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
 
 // Without the pause, mappings wait for copies.
 void CudaDevice::open_pause() {
-  Result<std::unique_ptr<CopyPause>> pause = CopyPause::create(*gpu_);
-  if (pause.is_ok()) {
-    pause_ = std::move(pause).value();
-  } else {
-    TENCACHE_LOG_DEBUG("copies do not pause for mappings: %s", pause.status().clause().c_str());
-  }
+  const Status status = CopyPause::create(*gpu_).move_to(&pause_);
+  if (status.is_ok()) return;
+  TENCACHE_LOG_DEBUG("copies do not pause for mappings: %s", status.clause().c_str());
 }
 
 // Without the kernel, the copy engines make all copies.
 void CudaDevice::open_copy_kernel(const NvrtcApi& nvrtc) {
-  Result<std::unique_ptr<CopyKernel>> kernel = CopyKernel::create(*gpu_, nvrtc);
-  if (kernel.is_ok()) {
-    copy_kernel_ = std::move(kernel).value();
-  } else {
-    TENCACHE_LOG_DEBUG("copies are left to the copy engines: %s", kernel.status().clause().c_str());
-  }
+  const Status status = CopyKernel::create(*gpu_, nvrtc).move_to(&copy_kernel_);
+  if (status.is_ok()) return;
+  TENCACHE_LOG_DEBUG("copies are left to the copy engines: %s", status.clause().c_str());
 }
 
 }  // namespace tencache

@@ -100,17 +100,12 @@ class CudaDevice final : public Device {
     heap_->note_use(address, streams_->set_of(stream));
   }
 
-  // The children of a fork have no GPU, do not see the host tier and map no slots.
-  void before_fork() override {}
-  void after_fork_in_parent() override {}
-
  private:
   explicit CudaDevice(const CudaDeviceConfig& config)
       : Device(config.budget_bytes), probe_bytes_(config.probe_bytes) {}
   Status open_parts(const DriverApi& driver, const CudaDeviceConfig& config);
   Status open_host(const CudaDeviceConfig& config);
   Status open_staging(std::unique_ptr<StagingRing>* staging);
-  Status open_disk(const CudaDeviceConfig& config);
   void open_direct(const CuFileApi& cufile);
   Status open_mover(const CudaDeviceConfig& config);
   void open_hasher(const NvrtcApi& nvrtc);

@@ -68,9 +68,10 @@ class Device {
   /// Measures what plans count with. Once, with the engine in place, before the program uses it.
   virtual Status measure() { return Status::ok(); }
 
-  /// Call before fork(). Nothing moves until after_fork_in_parent().
-  virtual void before_fork() = 0;
-  virtual void after_fork_in_parent() = 0;
+  /// Call before fork(). Nothing moves until after_fork_in_parent(). On cuda there is nothing to
+  /// do: the children of a fork have no GPU, do not see the host tier and map no slots.
+  virtual void before_fork() {}
+  virtual void after_fork_in_parent() {}
 
  protected:
   /// The attention mark begins at the full budget; the engine lowers it.

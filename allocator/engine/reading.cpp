@@ -30,12 +30,7 @@ Reading::~Reading() {
 }
 
 void Reading::check_mapped() {
-  if (mapped_.empty()) return;
-  if (engine_.is_passive()) {
-    engine_.mover()->check_cold_in_child(mapped_);
-  } else {
-    engine_.mover()->check_cold(mapped_);
-  }
+  if (!mapped_.empty()) engine_.mover()->check_cold(mapped_, engine_.is_passive());
 }
 
 }  // namespace tencache

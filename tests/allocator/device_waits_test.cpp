@@ -25,10 +25,10 @@ constexpr StreamSet kTwoStreams = 6;
 
 class FakeTimer final : public OpTimer {
  public:
-  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override {
+  Span* begin(const Span& of) override {
     if (under_way == spans_max) return nullptr;
     ++under_way;
-    return new Span{streams, op, begun_at};
+    return new Span(of);
   }
   bool end(Span&) override { return !refuses_end; }
   uint64_t resolution_ns() const override { return kResolutionNs; }
@@ -63,9 +63,9 @@ class DeviceWaitsTest : public ::testing::Test {
 
   /// The device waits so long for these, after what came before.
   void add_part(DeviceWaits::Wait* wait, uint64_t device_ns, LateFetches late) {
-    waits_.begin_part(wait);
+    wait->begin_part();
     timer_.device_ns = device_ns;
-    DeviceWaits::add_late(wait, late);
+    wait->add(late);
   }
 
   FakeTimer timer_;
@@ -166,8 +166,8 @@ TEST(DeviceWaitsWithoutTimerTest, ThreadAndDeviceAreOne) {
   Stats stats;
   DeviceWaits waits(nullptr, stats);
   DeviceWaits::Wait wait = waits.begin(kStream);
-  waits.begin_part(&wait);
-  DeviceWaits::add_late(&wait, {1, kBytes});
+  wait.begin_part();
+  wait.add({1, kBytes});
   waits.end(wait, kShortNs);
   EXPECT_EQ(stats.stall_ns, kShortNs);
   EXPECT_EQ(stats.late_fetches, 1u) << "however short";

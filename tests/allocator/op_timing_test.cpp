@@ -23,9 +23,9 @@ constexpr StreamSet kOtherStream = 4;
 
 class FakeTimer final : public OpTimer {
  public:
-  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override {
-    note("begin", op);
-    return refuses ? nullptr : new Span{streams, op, begun_at};
+  Span* begin(const Span& of) override {
+    note("begin", of.op);
+    return refuses ? nullptr : new Span(of);
   }
   bool end(Span& span) override {
     note("end", span.op);

@@ -7,6 +7,7 @@ namespace tencache {
 
 DeviceWaits::Wait DeviceWaits::begin(StreamSet streams) {
   Wait wait;
+  wait.waits = this;
   wait.span = begin_span(streams);
   return wait;
 }
@@ -18,9 +19,10 @@ OpTimer::Span* DeviceWaits::begin_span(StreamSet streams) {
     MutexLock lock(mutex_);
     number = ++begun_count_;
   }
-  if (OpTimer::Span* span = timer_->begin(0, number, streams)) return span;
+  const OpTimer::Span of = {.streams = streams, .begun_at = number};
+  if (OpTimer::Span* span = timer_->begin(of)) return span;
   settle();  // all spans may have been in use
-  return timer_->begin(0, number, streams);
+  return timer_->begin(of);
 }
 
 // Where the timer refuses, the part that has begun goes on.
@@ -33,12 +35,9 @@ void DeviceWaits::begin_part(Wait* wait) {
     return;
   }
   finish(wait->span, wait->late);
-  *wait = {next, {}, wait->parts_left - 1};
-}
-
-void DeviceWaits::add_late(Wait* wait, const LateFetches& late) {
-  wait->late.count += late.count;
-  wait->late.bytes += late.bytes;
+  wait->span = next;
+  wait->late = {};
+  --wait->parts_left;
 }
 
 void DeviceWaits::end(const Wait& wait, uint64_t thread_ns) {

@@ -6,9 +6,8 @@
 // op's stream: one recorded before the thread waits, one behind everything that the stream itself
 // was made to wait for. The time between them is the device's wait. Where an op waits for several
 // fetches, each is such a part, because only the last one or two may have come too late. Where
-// there are no such events
-// (the cpu backend, an op of several streams, a stream that captures a graph) the device is taken
-// to wait as long as the thread does.
+// there are no such events (the cpu backend, an op of several streams, a stream that captures a
+// graph) the device is taken to wait as long as the thread does.
 //
 // Threads: one thread begins and ends a wait; any thread calls settle(). mutex_ is a leaf, held
 // only for bookkeeping.
@@ -20,14 +19,21 @@
 #include "base/mutex.h"
 #include "base/stats.h"
 #include "engine/gate/op_timer.h"
-#include "engine/move/mover.h"
+#include "engine/move/move_ledger.h"
 
 namespace tencache {
 
 class DeviceWaits {
  public:
   /// One wait of one thread: the part that has begun.
-  struct Wait {
+  struct Wait final : OpWait {
+    void begin_part() override { waits->begin_part(this); }
+    void add(const LateFetches& more) override {
+      late.count += more.count;
+      late.bytes += more.bytes;
+    }
+
+    DeviceWaits* waits = nullptr;
     OpTimer::Span* span = nullptr;  // null where the device cannot tell
     LateFetches late;               // arrived during this part
     int parts_left = kPartsMax;
@@ -39,15 +45,13 @@ class DeviceWaits {
 
   /// Call before the calling thread waits for what these streams need.
   Wait begin(StreamSet streams);
-  /// OpWait::begin_part and OpWait::add.
-  void begin_part(Wait* wait) TENCACHE_EXCLUDES(mutex_);
-  static void add_late(Wait* wait, const LateFetches& late);
   /// Call after the wait, with the streams made to wait for the rest.
   void end(const Wait& wait, uint64_t thread_ns) TENCACHE_EXCLUDES(mutex_);
   /// Counts the waits that the device has finished since the last call. Calls the driver.
   void settle() TENCACHE_EXCLUDES(mutex_);
 
  private:
+  void begin_part(Wait* wait) TENCACHE_EXCLUDES(mutex_);
   OpTimer::Span* begin_span(StreamSet streams) TENCACHE_EXCLUDES(mutex_);
   void finish(OpTimer::Span* span, const LateFetches& late) TENCACHE_EXCLUDES(mutex_);
   void count(uint64_t device_ns, const LateFetches& late) const;

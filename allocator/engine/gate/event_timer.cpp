@@ -22,14 +22,12 @@ EventTimer::~EventTimer() {
   }
 }
 
-OpTimer::Span* EventTimer::begin(uint32_t op, uint64_t begun_at, StreamSet streams) {
-  if (!StreamNumbers::is_one_stream(streams)) return nullptr;
+OpTimer::Span* EventTimer::begin(const Span& of) {
+  if (!StreamNumbers::is_one_stream(of.streams)) return nullptr;
   EventSpan* span = take_free();
   if (span == nullptr) return nullptr;
-  span->streams = streams;
-  span->op = op;
-  span->begun_at = begun_at;
-  if (streams_.record(span->begun, streams)) return span;
+  static_cast<Span&>(*span) = of;
+  if (streams_.record(span->begun, of.streams)) return span;
   drop(span);
   return nullptr;
 }
@@ -62,10 +60,8 @@ EventTimer::EventSpan* EventTimer::take_free() {
   auto made = std::make_unique<EventSpan>();
   const bool has_events = ensure_events(*made);
   MutexLock lock(mutex_);
-  EventSpan* span = made.get();
   spans_.push_back(std::move(made));  // the destructor frees it, even with only one event
-  if (has_events) return span;
-  return nullptr;
+  return has_events ? spans_.back().get() : nullptr;
 }
 
 // A span that was refused an event is never used. After kSpansMax of them, timing ends.

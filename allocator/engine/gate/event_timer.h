@@ -38,7 +38,7 @@ class EventTimer final : public OpTimer {
   /// REQUIRES: no thread uses the timer any more. Unfinished spans are lost.
   ~EventTimer() override;
 
-  Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) override;
+  Span* begin(const Span& of) override;
   bool end(Span& span) override;
   void finish(Span* span) override TENCACHE_EXCLUDES(mutex_);
   void drop(Span* span) override TENCACHE_EXCLUDES(mutex_);

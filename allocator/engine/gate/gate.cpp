@@ -40,18 +40,6 @@ size_t take_place(uint64_t generation) {
   return 0;
 }
 
-/// Hands on to the device's waits how a fetch divides one of them.
-class FetchWait final : public OpWait {
- public:
-  FetchWait(DeviceWaits& waits, DeviceWaits::Wait* wait) : waits_(waits), wait_(*wait) {}
-  void begin_part() override { waits_.begin_part(&wait_); }
-  void add(const LateFetches& late) override { DeviceWaits::add_late(&wait_, late); }
-
- private:
-  DeviceWaits& waits_;
-  DeviceWaits::Wait& wait_;
-};
-
 }  // namespace
 
 struct Gate::ThreadOps {
@@ -63,6 +51,7 @@ struct Gate::ThreadOps {
 
   uint64_t generation = 0;  // of the gate that this state belongs to
   size_t place = 0;
+  Gate* gate = nullptr;       // may be gone: see is_alive()
   ThreadOps* next = nullptr;  // the thread's state for another gate
   uint32_t op_depth = 0;      // how many ops are open
   std::vector<OpenOp> open_ops;
@@ -70,14 +59,12 @@ struct Gate::ThreadOps {
   std::vector<Extent*> slabs;       // of the op that is being opened
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
-  Recorder* recorder = nullptr;
   // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count at its
   // making.
   std::vector<const Extent*> sorted_pins;
   uint64_t sorted_at_events = 0;
   uint64_t events_told = 0;  // the ring's event count when the learner was last nudged
   StreamSet open_streams = kNoStreams;
-  const OpTiming* op_timing = nullptr;
   OpTiming::ThreadState timing;
   Wait wait_for_room;                   // while it is going on
   StreamSet room_streams = kNoStreams;  // whose work will fill that room
@@ -105,8 +92,8 @@ void Gate::end_thread(void* /*first_state*/) {
     const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
     // If not alive, the gate is gone or this is a forked child; either way the ring is gone, too.
     if (!is_alive(*ops)) continue;
-    ops->recorder->release_ring(ops->ring);
-    ops->op_timing->drop(ops->timing);
+    ops->gate->recorder_.release_ring(ops->ring);
+    ops->gate->timing_.drop(ops->timing);
   }
 }
 
@@ -182,12 +169,11 @@ Gate::ThreadOps* Gate::make_thread_ops() {
   auto ops = std::make_unique<ThreadOps>();
   ops->generation = generation_;
   ops->place = place_;
+  ops->gate = this;
   ops->open_ops.reserve(kOpenOpsReserved);
   ops->pins.reserve(kPinsReserved);
   ops->slabs.reserve(kPinsReserved);
   ops->inner_pins.reserve(kPinsReserved);
-  ops->recorder = &recorder_;
-  ops->op_timing = &timing_;
   ops->ring = recorder_.acquire_ring();
   ops->events_told = ops->ring->count();
   return ops.release();
@@ -299,8 +285,7 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
     // them.
     mover_->wait_while_ahead(streams, [&] { return prefetcher_->has_requests_for(missing); });
   }
-  FetchWait fetch_wait(waits_, &wait.device_wait);
-  mover_->fetch(missing, streams, &fetch_wait);
+  mover_->fetch(missing, streams, &wait.device_wait);
   end_wait(wait);
 }
 

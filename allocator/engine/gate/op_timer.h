@@ -32,9 +32,9 @@ class OpTimer {
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
-  /// Starts a span, to which all work belongs that the stream is given from now on. Null where the
-  /// moment cannot be noted, and for several streams or none.
-  virtual Span* begin(uint32_t op, uint64_t begun_at, StreamSet streams) = 0;
+  /// Starts a span of that op, to which all work belongs that the stream is given from now on. Null
+  /// where the moment cannot be noted, and for several streams or none.
+  virtual Span* begin(const Span& of) = 0;
   /// Ends the span here. May be called again to extend it. False: drop the span.
   virtual bool end(Span& span) = 0;
   /// REQUIRES: the span has ended.

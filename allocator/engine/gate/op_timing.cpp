@@ -41,9 +41,10 @@ void OpTiming::finish_or_drop(OpTimer::Span* span, bool has_ended) const {
 }
 
 // If the timer refuses, the op stays untimed and its time is estimated later.
-TENCACHE_SLOW void OpTiming::begin(ThreadState& thread, const Cut& of, size_t open_count) const {
+TENCACHE_SLOW void OpTiming::begin(ThreadState& thread, const OpTimer::Span& of,
+                                   size_t open_count) const {
   const Charge charge(thread.sampling);
-  thread.span = timer_->begin(of.op, of.begun_at, of.streams);
+  thread.span = timer_->begin(of);
   thread.open_count = open_count;
 }
 
@@ -84,7 +85,7 @@ TENCACHE_SLOW std::optional<OpTiming::Cut> OpTiming::cut(ThreadState& thread, St
   const bool is_open = thread.span != nullptr;
   OpTimer::Span* span = is_open ? std::exchange(thread.span, nullptr) : take_loose();
   if (span == nullptr) return std::nullopt;
-  const Cut rest = {span->op, span->begun_at, span->streams, is_open};
+  const Cut rest = {*span, is_open};
   if (!is_open && (span->streams & streams) == 0) {
     timer_->finish(span);
     return std::nullopt;
@@ -97,10 +98,10 @@ TENCACHE_SLOW std::optional<OpTiming::Cut> OpTiming::cut(ThreadState& thread, St
 TENCACHE_SLOW void OpTiming::go_on(ThreadState& thread, const std::optional<Cut>& cut) {
   if (!cut) return;
   if (cut->is_open) {
-    begin(thread, *cut, thread.open_count);
+    begin(thread, cut->span, thread.open_count);
     return;
   }
-  OpTimer::Span* span = timer_->begin(cut->op, cut->begun_at, cut->streams);
+  OpTimer::Span* span = timer_->begin(cut->span);
   if (span == nullptr) return;
   if (timer_->end(*span)) {
     lay_loose(span);

@@ -40,9 +40,7 @@ class OpTiming {
 
   /// A span that a wait has cut, with what is needed to begin its second part after the wait.
   struct Cut {
-    uint32_t op = 0;
-    uint64_t begun_at = 0;
-    StreamSet streams = kNoStreams;
+    OpTimer::Span span;
     bool is_open = false;
   };
 
@@ -64,7 +62,7 @@ class OpTiming {
   void begin_if_wanted(ThreadState& thread, uint64_t digest, uint64_t now, uint32_t op,
                        size_t open_count, StreamSet streams) {
     if (timer_ != nullptr && thread.sampling.wants(digest, now)) [[unlikely]]
-      begin(thread, {op, now, streams}, open_count);
+      begin(thread, {streams, op, now}, open_count);
   }
   /// Call when an op of the thread closes; it was the `open_count`th.
   void on_close(ThreadState& thread, size_t open_count) {
@@ -79,7 +77,7 @@ class OpTiming {
   void drop(ThreadState& thread) const;
 
  private:
-  void begin(ThreadState& thread, const Cut& of, size_t open_count) const;
+  void begin(ThreadState& thread, const OpTimer::Span& of, size_t open_count) const;
   void close(ThreadState& thread);
   void end_before(ThreadState& thread, StreamSet streams);
   void note_newest(const ThreadState& thread, StreamSet streams) {

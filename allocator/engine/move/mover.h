@@ -82,10 +82,9 @@ class Mover {
   /// `bytes` became free or none is left, those of which most was written, or `takes_all`.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
   /// Where programs may read cold extents without an op: compares what those among the extents
-  /// that are cold show with what was written. A difference ends the process (base/check.h fatal).
-  virtual void check_cold(std::span<Extent* const> /*extents*/) {}
-  /// The same in a forked child.
-  virtual void check_cold_in_child(std::span<Extent* const> /*extents*/) {}
+  /// that are cold show with what was written, in a forked child, too. A difference ends the
+  /// process (base/check.h fatal).
+  virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
   /// Looks for such writes now, and books them.
   virtual void count_unannounced() {}
   /// Ends the search for unannounced writes. Call before the parts end that the heap calls back.
@@ -104,7 +103,6 @@ class Mover {
 
  protected:
   Mover(Stats& stats, const Budget& budget) : ledger_(stats, budget) {}
-  void evict_in_parts(std::vector<MoveRequest> requests, EvictionSource* source);
 
   MoveLedger ledger_;
   ForkLatch fork_latch_;

@@ -43,7 +43,7 @@ class EventTimerTest : public SimulatedStreamsFixture {
     gpu_.reset();
   }
   OpTimer::Span* begin(CUstream stream, uint32_t op = 1) {
-    return timer_->begin(op, ++begun_, numbers_->set_of(stream));
+    return timer_->begin({numbers_->set_of(stream), op, ++begun_});
   }
   // Times a whole span with one kernel in it; false when it was refused.
   bool time(CUstream stream, uint32_t op, milliseconds duration) {
@@ -172,8 +172,8 @@ TEST_F(EventTimerTest, AStreamThatIsGoneIsNotTimed) {
   timer_->drop(span);
   driver_->wait_until_idle();
   EXPECT_EQ(timer_->take_finished().size(), 1u) << "its work has ended all the same";
-  EXPECT_EQ(timer_->begin(1, 1, StreamNumbers::kShared), nullptr);
-  EXPECT_EQ(timer_->begin(1, 1, kNoStreams), nullptr);
+  EXPECT_EQ(timer_->begin({StreamNumbers::kShared, 1, 1}), nullptr);
+  EXPECT_EQ(timer_->begin({kNoStreams, 1, 1}), nullptr);
 }
 
 // A whole engine with a period of kernels whose durations the host, which only queues them, cannot

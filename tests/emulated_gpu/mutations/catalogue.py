@@ -112,7 +112,7 @@ MUTATIONS = [
     Mutation(
         "an op does not wait for what is fetched",
         FLIGHTS,
-        "      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {\n",
+        "      parts_.heap.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {\n",
         "      flight.stream != kNoStreams) {\n",
         "in_turn",
     ),
@@ -127,15 +127,15 @@ MUTATIONS = [
     Mutation(
         "a fetch is queued on another stream than the one that is marked",
         FETCHES,
-        "    Result<StreamMark> made = stream.mark();\n",
-        "    Result<StreamMark> made = in_ahead_.mark();\n",
+        "  if (status.is_ok()) status = stream.mark().move_to(mark);\n",
+        "  if (status.is_ok()) status = parts_.streams.in_ahead->mark().move_to(mark);\n",
         "in_turn",
     ),
     Mutation(
         "fetches do not ask for room",
         FETCHES,
-        "  if (heap_.budget().try_reserve(bytes)) return extents.size();\n",
-        "  heap_.budget().force_reserve(bytes);\n  return extents.size();\n",
+        "  if (parts_.heap.budget().try_reserve(bytes)) return extents.size();\n",
+        "  parts_.heap.budget().force_reserve(bytes);\n  return extents.size();\n",
         "in_turn",
         ("failed test",),
     ),

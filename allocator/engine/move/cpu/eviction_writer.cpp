@@ -8,16 +8,16 @@
 
 namespace tencache {
 
-EvictionWriter::EvictionWriter(std::span<const Extent* const> extents)
-    : extents_(extents), hashers_(extents.size()) {
-  segments_.reserve(extents.size());
-  for (const Extent* extent : extents) {
-    segments_.push_back({nullptr, extent->slot.offset, extent->bytes});
+EvictionWriter::EvictionWriter(std::span<const SlotEviction> evictions)
+    : evictions_(evictions), hashers_(evictions.size()) {
+  segments_.reserve(evictions.size());
+  for (const SlotEviction& eviction : evictions) {
+    segments_.push_back({nullptr, eviction.extent->slot.offset, eviction.extent->bytes});
   }
 }
 
 bool EvictionWriter::before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) {
-  const char* source = extents_[segment]->address + (offset - segments_[segment].offset);
+  const char* source = evictions_[segment].extent->address + (offset - segments_[segment].offset);
   {
     const RacyReads racy;  // the program may be writing: the proof finds out
     memcpy(memory, source, bytes);

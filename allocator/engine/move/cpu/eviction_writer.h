@@ -16,8 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "engine/move/cpu/slot_eviction.h"
 #include "engine/move/move_ledger.h"
-#include "memory/extent.h"
 #include "tier/content_hash.h"
 #include "tier/disk_tier.h"
 #include "tier/io_channel.h"
@@ -26,19 +26,19 @@ namespace tencache {
 
 class EvictionWriter final : public PieceObserver {
  public:
-  /// Every extent has a slot of its size. `extents` outlives the writer.
-  explicit EvictionWriter(std::span<const Extent* const> extents);
+  /// Every extent has a slot of its size. `evictions` outlives the writer.
+  explicit EvictionWriter(std::span<const SlotEviction> evictions);
 
   /// One for each extent, without memory.
   std::span<const IoSegment> segments() const { return segments_; }
   /// The hash of the bytes that were written for an extent.
-  ContentHash hash(size_t extent) const { return hashers_[extent].finish(); }
+  ContentHash hash(size_t index) const { return hashers_[index].finish(); }
 
   bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) override;
   void after_complete(size_t, uint64_t, size_t) override {}
 
  private:
-  const std::span<const Extent* const> extents_;
+  const std::span<const SlotEviction> evictions_;
   std::vector<IoSegment> segments_;
   std::vector<ContentHasher> hashers_;
 };

@@ -16,13 +16,12 @@ namespace tencache {
 SealOutcome Seal::make_cold(const SlotEviction& eviction, Status* failure) {
   Extent* extent = eviction.extent;
   if (!close_unused(eviction)) return SealOutcome::kInUse;
-  if (parks_pages()) {
-    // An extent that cannot be moved (the program has split its mapping, vm.max_map_count) can
-    // leave all the same.
-    const SealOutcome outcome = close_by_moving(extent);
-    if (outcome != SealOutcome::kFailed) return outcome;
-  }
-  return close_by_protecting(extent, failure);
+  SealOutcome outcome = parks_pages() ? close_by_moving(extent) : SealOutcome::kFailed;
+  // An extent that cannot be moved (the program has split its mapping, vm.max_map_count) can leave
+  // all the same.
+  if (outcome == SealOutcome::kFailed) outcome = close_by_protecting(extent, failure);
+  if (outcome == SealOutcome::kDiffers) extent->unseal();
+  return outcome;
 }
 
 bool Seal::close_unused(const SlotEviction& eviction) {
@@ -56,7 +55,6 @@ SealOutcome Seal::close_by_protecting(Extent* extent, Status* failure) {
     outcome = SealOutcome::kFailed;
   }
   unprotect(extent, by_signal);
-  if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
 }
 
@@ -92,7 +90,6 @@ SealOutcome Seal::close_by_moving(Extent* extent) {
   }
   move_back(extent, parking, extent->bytes);
   heap_.drop_parking(parking);
-  if (outcome == SealOutcome::kDiffers) extent->unseal();
   return outcome;
 }
 
@@ -141,11 +138,15 @@ void Seal::move_back(const Extent* extent, const Extent* parking, uint64_t bytes
 }
 
 // Whether the slot holds the bytes of a sealed extent, which are in `memory`; kCold when they may
-// go.
+// go. When a pin has arrived meanwhile, its thread waits, so this gives up at once.
 SealOutcome Seal::prove(const Extent* extent, const char* memory) {
-  ContentHash hash;
-  if (!hash_sealed(extent, memory, &hash)) return SealOutcome::kInUse;
-  return hash == extent->slot_hash ? SealOutcome::kCold : SealOutcome::kDiffers;
+  ContentHasher hasher;
+  for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
+    if (Extent::pins_of(extent->load()) > 0) return SealOutcome::kInUse;
+    const RacyReads racy;  // of writes that a signal handler repeats after the window
+    hasher.append(memory + offset, std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
+  }
+  return hasher.finish() == extent->slot_hash ? SealOutcome::kCold : SealOutcome::kDiffers;
 }
 
 Status Seal::map_slot(Extent* extent) {
@@ -160,18 +161,6 @@ Status Seal::map_slot(Extent* extent) {
   TENCACHE_RETURN_IF_ERROR(mapped);
   heap_.set_mapping_count(extent, 1);
   return Status::ok();
-}
-
-// False when a pin arrived meanwhile: its thread waits, so give up at once.
-bool Seal::hash_sealed(const Extent* extent, const char* memory, ContentHash* hash) {
-  ContentHasher hasher;
-  for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
-    if (Extent::pins_of(extent->load()) > 0) return false;
-    const RacyReads racy;  // of writes that a signal handler repeats after the window
-    hasher.append(memory + offset, std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
-  }
-  *hash = hasher.finish();
-  return true;
 }
 
 }  // namespace tencache

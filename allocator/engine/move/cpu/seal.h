@@ -68,7 +68,6 @@ class Seal {
   Status protect(Extent* extent, bool* by_signal);
   void unprotect(Extent* extent, bool by_signal);
   static SealOutcome prove(const Extent* extent, const char* memory);
-  static bool hash_sealed(const Extent* extent, const char* memory, ContentHash* hash);
   Status map_slot(Extent* extent);
 
   CpuHeap& heap_;

@@ -22,19 +22,14 @@ EvictionResult SlotEvictions::evict(std::span<Extent* const> extents) {
                             [](const SlotEviction& eviction) { return eviction.needs_write; });
   std::vector<SlotEviction> dirty(evictions.begin(), first_clean);
   // Phases 3 and 4 of the extents presumed clean; one that fails the proof is dirty.
-  std::vector<SlotEviction> differing;
-  seal_and_map(std::span(first_clean, evictions.end()), &result, &differing);
-  for (SlotEviction& eviction : differing) {
-    eviction.needs_write = true;
-    dirty.push_back(eviction);
-  }
+  seal_and_map(std::span(first_clean, evictions.end()), &result, &dirty);
   if (dirty.empty()) return result;
   // Phase 2: slots, then bytes. Extents whose pages are parked end here.
   take_slots(dirty, &result);
   if (seal_.parks_pages()) parked_.evict(&dirty, &result);
   write_slots(dirty, &result);
   // Phases 3 and 4: proof and mapping. An extent that differs now is being written: no victim.
-  differing.clear();
+  std::vector<SlotEviction> differing;
   seal_and_map(dirty, &result, &differing);
   for (const SlotEviction& eviction : differing) eviction.abandon();
   return result;
@@ -86,25 +81,18 @@ Status SlotEvictions::ensure_slot(Extent* extent) {
 
 void SlotEvictions::write_slots(std::vector<SlotEviction>& evictions, EvictionResult* result) {
   if (evictions.empty()) return;
-  const Status status = write_batch(evictions);
-  if (status.is_ok()) return;
+  EvictionWriter writer(evictions);
+  const Status status = write_measured(disk_, writer.segments(), &writer, ledger_).status;
+  if (status.is_ok()) {
+    for (size_t index = 0; index < evictions.size(); ++index) {
+      evictions[index].extent->slot_hash = writer.hash(index);
+      evictions[index].extent->has_copy_below = true;
+    }
+    return;
+  }
   for (const SlotEviction& eviction : evictions) eviction.abandon();
   ledger_.count_failure(status, evictions.size(), kStaysInMemory, result);
   evictions.clear();
-}
-
-Status SlotEvictions::write_batch(std::span<const SlotEviction> evictions) {
-  std::vector<const Extent*> extents;
-  extents.reserve(evictions.size());
-  for (const SlotEviction& eviction : evictions) extents.push_back(eviction.extent);
-  EvictionWriter writer(extents);
-  const TransferResult transfer = write_measured(disk_, writer.segments(), &writer, ledger_);
-  if (!transfer.status.is_ok()) return transfer.status;
-  for (size_t index = 0; index < evictions.size(); ++index) {
-    evictions[index].extent->slot_hash = writer.hash(index);
-    evictions[index].extent->has_copy_below = true;
-  }
-  return Status::ok();
 }
 
 void SlotEvictions::seal_and_map(std::span<const SlotEviction> evictions, EvictionResult* result,
@@ -124,7 +112,7 @@ void SlotEvictions::seal_and_map(std::span<const SlotEviction> evictions, Evicti
         break;
       case SealOutcome::kDiffers:
         proved_bytes += departure.bytes;
-        differing->push_back(eviction);
+        differing->push_back({eviction.extent, eviction.claimed_at, /*needs_write=*/true});
         break;
       case SealOutcome::kFailed:
         eviction.abandon();

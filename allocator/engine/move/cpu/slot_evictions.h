@@ -47,7 +47,6 @@ class SlotEvictions {
   void take_slots(std::vector<SlotEviction>& evictions, EvictionResult* result);
   Status ensure_slot(Extent* extent);
   void write_slots(std::vector<SlotEviction>& evictions, EvictionResult* result);
-  Status write_batch(std::span<const SlotEviction> evictions);
   void seal_and_map(std::span<const SlotEviction> evictions, EvictionResult* result,
                     std::vector<SlotEviction>* differing);
 

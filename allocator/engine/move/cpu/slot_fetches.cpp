@@ -98,40 +98,31 @@ bool SlotFetches::await_others(Extent* extent, LateFetches* late) {
 
 uint64_t SlotFetches::prefetch(RequestSource& requests) {
   std::vector<Fetch> fetches;
+  std::vector<const Extent*> left_cold;
   uint64_t lacking_bytes = 0;
-  if (!begin_next(requests, &fetches, &lacking_bytes)) return lacking_bytes;
+  if (!begin_next(requests, &fetches, &left_cold, &lacking_bytes)) return lacking_bytes;
   // As long as there are requests and room, the disk does not run dry between two of them.
   const NextRead next_read = [&](SlotRead* read) {
     if (fetches.size() == kFetchesPerTransferMax || fork_latch_.is_closed()) return false;
-    if (!begin_next(requests, &fetches, &lacking_bytes)) return false;
+    if (!begin_next(requests, &fetches, &left_cold, &lacking_bytes)) return false;
     *read = {fetches.back().extent, fetches.back().scratch};
     return true;
   };
-  std::vector<const Extent*> left_cold;
   move_in(fetches, &left_cold, next_read);
   return lacking_bytes;
 }
 
 // Begins the next fetch that is requested; false when there is none, or no room for it.
 bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
-                             uint64_t* lacking_bytes) {
+                             std::vector<const Extent*>* left_cold, uint64_t* lacking_bytes) {
   *lacking_bytes = 0;
   while (const std::optional<MoveRequest> request = requests.take()) {
     if (!request->is_current() || request->is_outdated()) continue;
     wait_while_sealing(*request->extent);
-    if (lacks_room(*request)) {
-      requests.put_back(*request);
-      *lacking_bytes = request->bytes;
-      return false;
-    }
-    if (!claim_cold(request->extent)) continue;
-    if (const std::optional<TouchedPages> touched = written_past_waiting(request->extent)) {
-      leave_to_writers(request->extent, *touched);
-      continue;
-    }
     Fetch fetch = {request->extent, true};
-    const AheadOutcome outcome = begin_ahead(&fetch);
-    if (outcome == AheadOutcome::kLeftCold) continue;
+    const AheadOutcome outcome =
+        lacks_room(*request) ? AheadOutcome::kNoRoom : begin_ahead(&fetch, left_cold);
+    if (outcome == AheadOutcome::kSkipped) continue;
     if (outcome == AheadOutcome::kBegun) {
       fetches->push_back(fetch);
       return true;
@@ -151,16 +142,22 @@ bool SlotFetches::lacks_room(const MoveRequest& request) const {
          extent.unannounced_bytes.load(std::memory_order_relaxed) == 0;
 }
 
-// Where the fetch does not begin, the extent is cold again.
-SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch) {
+// Claims the extent; where its fetch does not begin then, it is cold again or left to its writers.
+SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch,
+                                                   std::vector<const Extent*>* left_cold) {
+  if (!claim_cold(fetch->extent)) return AheadOutcome::kSkipped;
+  if (const std::optional<TouchedPages> touched = written_past_waiting(fetch->extent)) {
+    leave_to_writers(fetch->extent, *touched, left_cold);
+    return AheadOutcome::kSkipped;
+  }
   const uint64_t bytes = fetch->extent->bytes;
   // Told before the room is taken, so that a thread which misses the room finds out why.
   ledger_.bytes_ahead.fetch_add(bytes);
   AheadOutcome outcome = AheadOutcome::kNoRoom;
   if (!heap_.may_have_room(bytes)) {
     fetch->extent->abandon_fetch();
-  } else if (!make_scratch(fetch)) {
-    outcome = AheadOutcome::kLeftCold;
+  } else if (!make_scratch(fetch, left_cold)) {
+    outcome = AheadOutcome::kSkipped;
   } else {
     if (try_take_room(fetch)) return AheadOutcome::kBegun;
     heap_.arena().drop_scratch(fetch->scratch, bytes);
@@ -286,29 +283,20 @@ std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> exte
   for (Extent* extent : extents) {
     if (!claim_cold(extent)) continue;
     if (const std::optional<TouchedPages> touched = written_past_waiting(extent)) {
-      leave_to_writers(extent, *touched);
-      left_cold->push_back(extent);
+      leave_to_writers(extent, *touched, left_cold);
       continue;
     }
     Fetch fetch = {extent};
-    if (make_scratch(&fetch)) {
-      fetches.push_back(fetch);
-    } else {
-      left_cold->push_back(extent);
-    }
+    if (make_scratch(&fetch, left_cold)) fetches.push_back(fetch);
   }
   return fetches;
 }
 
 // False when the kernel refuses; the extent is cold again then.
-bool SlotFetches::make_scratch(Fetch* fetch) {
-  const Result<char*> scratch = heap_.arena().make_scratch(fetch->extent->bytes);
-  if (!scratch.is_ok()) {
-    leave_cold(*fetch, scratch.status());
-    return false;
-  }
-  fetch->scratch = scratch.value();
-  return true;
+bool SlotFetches::make_scratch(Fetch* fetch, std::vector<const Extent*>* left_cold) {
+  const Status status = heap_.arena().make_scratch(fetch->extent->bytes).move_to(&fetch->scratch);
+  if (!status.is_ok()) leave_cold(*fetch, status, left_cold);
+  return status.is_ok();
 }
 
 void SlotFetches::furnish(Fetch* fetch) {
@@ -373,8 +361,7 @@ void SlotFetches::give_up(std::span<const Fetch> fetches, const Status& reason,
   for (const Fetch& fetch : fetches) {
     if (fetch.is_ahead) ledger_.bytes_ahead.fetch_sub(fetch.extent->bytes);
     heap_.arena().drop_scratch(fetch.scratch, fetch.extent->bytes);
-    leave_cold(fetch, reason);
-    left_cold->push_back(fetch.extent);
+    leave_cold(fetch, reason, left_cold);
   }
 }
 
@@ -383,8 +370,7 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   if (const std::optional<TouchedPages> touched = written_past_waiting(extent)) {
     heap_.arena().drop_scratch(fetch.scratch, extent->bytes);
     heap_.budget().release(fetch.room_bytes);
-    leave_to_writers(extent, *touched);
-    left_cold->push_back(extent);
+    leave_to_writers(extent, *touched, left_cold);
     return;
   }
   extent->begin_merge();
@@ -397,8 +383,7 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
     Status unprotected = heap_.arena().unprotect(extent->address, extent->bytes);
     TENCACHE_CHECK(unprotected.is_ok(), "%s", unprotected.message().c_str());
     heap_.arena().drop_scratch(fetch.scratch + moved_bytes, extent->bytes - moved_bytes);
-    leave_cold(fetch, status);
-    left_cold->push_back(extent);
+    leave_cold(fetch, status, left_cold);
     return;
   }
   add(ledger_.stats.fetched_bytes, extent->bytes);
@@ -435,7 +420,9 @@ std::optional<TouchedPages> SlotFetches::written_past_waiting(const Extent* exte
 }
 
 // REQUIRES: the extent is claimed, and has no room.
-void SlotFetches::leave_to_writers(Extent* extent, const TouchedPages& touched) {
+void SlotFetches::leave_to_writers(Extent* extent, const TouchedPages& touched,
+                                   std::vector<const Extent*>* left_cold) {
+  left_cold->push_back(extent);
   if (touched.written.size() * kPageBytes == extent->bytes) {
     take_as_it_is(extent, touched);
     return;
@@ -470,7 +457,9 @@ Status SlotFetches::merge_written_pages(const Fetch& fetch, TouchedPages* touche
   return Status::ok();
 }
 
-void SlotFetches::leave_cold(const Fetch& fetch, const Status& reason) {
+void SlotFetches::leave_cold(const Fetch& fetch, const Status& reason,
+                             std::vector<const Extent*>* left_cold) {
+  left_cold->push_back(fetch.extent);
   warn_once(reason);
   heap_.budget().release(fetch.room_bytes);
   fetch.extent->abandon_fetch();

@@ -62,7 +62,7 @@ class SlotFetches {
     uint32_t mapping_count = 1;  // of the scratch
     uint64_t begun_at = 0;       // a timestamp, when all its room was there
   };
-  enum class AheadOutcome : uint8_t { kBegun, kLeftCold, kNoRoom };
+  enum class AheadOutcome : uint8_t { kBegun, kSkipped, kNoRoom };
 
   std::vector<Extent*> fetch_once(std::span<Extent* const> extents, LateFetches* late);
   bool await_others(Extent* extent, LateFetches* late);
@@ -71,10 +71,11 @@ class SlotFetches {
   void await_room(std::span<Fetch> fetches);
   bool try_take_room(Fetch* fetch);
   static void note_room_taken(Fetch* fetch);
-  bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches, uint64_t* lacking_bytes);
+  bool begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
+                  std::vector<const Extent*>* left_cold, uint64_t* lacking_bytes);
   bool lacks_room(const MoveRequest& request) const;
-  AheadOutcome begin_ahead(Fetch* fetch);
-  bool make_scratch(Fetch* fetch);
+  AheadOutcome begin_ahead(Fetch* fetch, std::vector<const Extent*>* left_cold);
+  bool make_scratch(Fetch* fetch, std::vector<const Extent*>* left_cold);
   void furnish(Fetch* fetch);
   bool adopt(Extent* extent);
   void move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
@@ -88,10 +89,11 @@ class SlotFetches {
   void take_room_of_written(Extent* extent, uint64_t room_bytes);
   void take_as_it_is(Extent* extent, const TouchedPages& touched);
   std::optional<TouchedPages> written_past_waiting(const Extent* extent) const;
-  void leave_to_writers(Extent* extent, const TouchedPages& touched);
+  void leave_to_writers(Extent* extent, const TouchedPages& touched,
+                        std::vector<const Extent*>* left_cold);
   Status merge_written_pages(const Fetch& fetch, TouchedPages* touched);
   Status move_scratch(const Fetch& fetch, uint64_t* moved_bytes);
-  void leave_cold(const Fetch& fetch, const Status& reason);
+  void leave_cold(const Fetch& fetch, const Status& reason, std::vector<const Extent*>* left_cold);
   void warn_once(const Status& reason);
 
   CpuHeap& heap_;

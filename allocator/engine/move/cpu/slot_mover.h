@@ -65,9 +65,9 @@ class SlotMover final : public Mover {
   EvictionResult evict_written(uint64_t bytes, bool takes_all) override {
     return unannounced_.evict_again(bytes, takes_all);
   }
-  void check_cold(std::span<Extent* const> extents) override { checks_.check(extents); }
-  void check_cold_in_child(std::span<Extent* const> extents) override {
-    checks_.check_in_child(extents);
+  void check_cold(std::span<Extent* const> extents, bool is_in_child) override {
+    if (is_in_child) return checks_.check_in_child(extents);
+    checks_.check(extents);
   }
   void count_unannounced() override { (void)unannounced_.count(); }
   void stop_looking() override { unannounced_.stop(); }

@@ -63,8 +63,7 @@ UnannouncedWrites::UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, Slo
       fetches_(fetches),
       evictions_(evictions),
       interval_(interval) {
-  Result<std::unique_ptr<ProcessMemory>> memory = ProcessMemory::open();
-  if (memory.is_ok()) memory_ = std::move(memory).value();
+  (void)ProcessMemory::open().move_to(&memory_);
 }
 
 void UnannouncedWrites::start() {
@@ -219,34 +218,32 @@ EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
     const bool is_large = !is_whole && written.extent_bytes > batch_bytes_max;
     if (is_large && !heap_.may_have_room(written.extent_bytes)) continue;
     if (!batch.empty() && batch_bytes + written.extent_bytes > bytes_max) {
-      total.bytes += evict_batch(std::exchange(batch, {}), &total);
+      total.add(evict_batch(std::exchange(batch, {})));
       batch_bytes = batch_written_bytes = 0;
     }
     batch.push_back(written);
     batch_bytes += written.extent_bytes;
     batch_written_bytes += written.written_bytes;
   }
-  total.bytes += evict_batch(batch, &total);
+  total.add(evict_batch(batch));
   return total;
 }
 
-// Returns what became free. For a moment, what has to be merged is in memory twice.
-uint64_t UnannouncedWrites::evict_batch(const std::vector<Written>& batch, EvictionResult* result) {
-  if (batch.empty()) return 0;
+// For a moment, what has to be merged is in memory twice. Only pages that were written become free.
+EvictionResult UnannouncedWrites::evict_batch(const std::vector<Written>& batch) {
+  if (batch.empty()) return {};
   std::vector<Extent*> extents;
   extents.reserve(batch.size());
   for (const Written& written : batch) extents.push_back(written.extent);
   fetches_.fetch_to_evict(extents);
-  const EvictionResult evicted = evictions_.evict(extents);
-  result->count += evicted.count;
-  if (result->failure.is_ok()) result->failure = evicted.failure;
-  uint64_t freed_bytes = 0;
+  EvictionResult result = evictions_.evict(extents);
+  result.bytes = 0;
   for (const Written& written : batch) {
     const uint64_t left_bytes = written.extent->unannounced_bytes.load(std::memory_order_relaxed);
     if (written.extent->state() != ExtentState::kCold) continue;
-    freed_bytes += written.written_bytes - std::min(written.written_bytes, left_bytes);
+    result.bytes += written.written_bytes - std::min(written.written_bytes, left_bytes);
   }
-  return freed_bytes;
+  return result;
 }
 
 }  // namespace tencache

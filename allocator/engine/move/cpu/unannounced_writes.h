@@ -77,7 +77,7 @@ class UnannouncedWrites {
   void set_pace(bool has_found);
   void keep_reserve(bool is_writing);
   std::vector<Written> written_extents(bool takes_all) TENCACHE_EXCLUDES(mutex_);
-  uint64_t evict_batch(const std::vector<Written>& batch, EvictionResult* result);
+  EvictionResult evict_batch(const std::vector<Written>& batch);
 
   // Constant after construction.
   CpuHeap& heap_;

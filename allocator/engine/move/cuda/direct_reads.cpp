@@ -3,24 +3,24 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "platform/cuda/device_hasher.h"
+#include "platform/cuda/stream_mark.h"
 
 namespace tencache {
 
 Status DirectReads::read(const CudaExtent& extent, CopyStream& stream) {
   DirectStorage* const storage = storage_.load();
   if (storage == nullptr) return {StatusCode::kUnavailable, "It has failed before."};
-  spill_->disk().require_own_file();  // cuFile knows the file by its descriptor
+  parts_.spill->disk().require_own_file();  // cuFile knows the file by its descriptor
   const uint64_t begin_ns = now_ns();
   TENCACHE_RETURN_IF_ERROR(
       storage->read(stream.handle(), extent.device_address(), extent.bytes, extent.slot.offset));
-  spill_->note_read(extent.bytes, now_ns() - begin_ns);
+  parts_.spill->note_read(extent.bytes, now_ns() - begin_ns);
   const Result<PendingHash> hash =
-      hasher_->hash(stream.handle(), extent.device_address(), extent.bytes);
-  Status status = hash.status();
-  if (status.is_ok()) {
-    const Result<StreamMark> made = stream.mark();
-    status = made.is_ok() ? made.value().wait() : made.status();
-  }
+      parts_.hasher->hash(stream.handle(), extent.device_address(), extent.bytes);
+  StreamMark mark;
+  Status status = hash.is_ok() ? stream.mark().move_to(&mark) : hash.status();
+  if (status.is_ok()) status = mark.wait();
   if (!status.is_ok()) {
     (void)stream.wait_until_idle();  // before the hash's place and the frame are used again
     return status;

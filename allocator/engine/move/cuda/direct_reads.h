@@ -13,11 +13,9 @@
 #include <atomic>
 
 #include "base/status.h"
-#include "engine/move/cuda/host_spill.h"
 #include "engine/move/cuda/stream_parts.h"
 #include "memory/cuda/cuda_heap.h"
 #include "platform/cuda/copy_stream.h"
-#include "platform/cuda/device_hasher.h"
 #include "platform/cuda/direct_storage.h"
 
 namespace tencache {
@@ -27,9 +25,7 @@ class DirectReads {
   /// `storage` may be null: this way is never open, nor where there is no hash. It reads the file
   /// of the spill's disk. All outlive it.
   DirectReads(const StreamParts& parts, DirectStorage* storage)
-      : hasher_(parts.hasher),
-        spill_(parts.spill),
-        storage_(parts.hasher != nullptr ? storage : nullptr) {}
+      : parts_(parts), storage_(parts.hasher != nullptr ? storage : nullptr) {}
 
   bool is_open() const { return storage_.load() != nullptr; }
   /// Reads the slot of an extent that has a frame, and proves it. After a failure nothing uses the
@@ -38,8 +34,7 @@ class DirectReads {
   void close(const Status& reason);
 
  private:
-  DeviceHasher* const hasher_;
-  HostSpill* const spill_;
+  const StreamParts& parts_;
   std::atomic<DirectStorage*> storage_;  // null: closed
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/move/cuda/flights.h"
 
-#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -21,9 +20,9 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   flight->begun_at = timestamp();
   flight->is_ahead = is_ahead;
   for (CudaExtent* extent : extents) {
-    add(ledger_.stats.fetched_bytes, extent->bytes);
+    add(parts_.ledger.stats.fetched_bytes, extent->bytes);
     // Until now its op has it pinned.
-    if (!is_ahead) ledger_.bytes_ahead.fetch_add(extent->bytes);
+    if (!is_ahead) parts_.ledger.bytes_ahead.fetch_add(extent->bytes);
     extent->note_streams(stream);
     if (is_ahead) extent->set_flags(kFlagAhead);
     extent->become_arriving();
@@ -33,15 +32,16 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   for (const CudaExtent* extent : extents) flight_of_[extent] = flight;
 }
 
-void Flights::leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason) {
-  if (is_ahead) ledger_.bytes_ahead.fetch_sub(extent->bytes);
-  if (!is_ahead && !has_warned_.exchange(true)) {
+void Flights::leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason) {
+  batch->left_cold.push_back(extent);
+  if (batch->is_ahead) parts_.ledger.bytes_ahead.fetch_sub(extent->bytes);
+  if (!batch->is_ahead && !has_warned_.exchange(true)) {
     TENCACHE_LOG_WARNING(
         "a tensor cannot be brought back to the GPU: %s; an op that uses it fails with a CUDA "
         "error",
         reason.clause().c_str());
   }
-  heap_.budget().release(extent->bytes);
+  parts_.heap.budget().release(extent->bytes);
   extent->abandon_fetch();
 }
 
@@ -67,7 +67,7 @@ std::optional<bool> Flights::join(const CudaExtent* extent, StreamSet streams) {
 // The device waits where that is possible, else this thread.
 void Flights::hold_back(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&
-      heap_.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
+      parts_.heap.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {
     return;
   }
   flight.mark.await();
@@ -103,9 +103,7 @@ void Flights::settle(bool may_wait) {
     if (!flight->mark.poll()) continue;
     {
       MutexLock lock(mutex_);
-      const auto found = std::ranges::find(flights_, flight);
-      if (found == flights_.end()) continue;  // another thread lands it
-      flights_.erase(found);
+      if (std::erase(flights_, flight) == 0) continue;  // another thread lands it
       for (const CudaExtent* extent : flight->extents) flight_of_.erase(extent);
     }
     land(*flight);
@@ -116,22 +114,22 @@ void Flights::land(const Flight& flight) {
   uint64_t landed_bytes = 0;
   for (CudaExtent* extent : flight.extents) {
     const uint64_t bytes = extent->bytes;
-    ledger_.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id, bytes,
-                     flight.begun_at);
+    parts_.ledger.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id,
+                           bytes, flight.begun_at);
     // The copy below may save one when the extent leaves again, as long as that can be proved.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     const bool is_loan = extent->host_block.is_beyond_budget();
-    if (!can_prove_copies_ || !is_wanted || (is_loan && !extent->slot.is_valid())) {
-      heap_.copies().release(extent);
+    if (parts_.hasher == nullptr || !is_wanted || (is_loan && !extent->slot.is_valid())) {
+      parts_.heap.copies().release(extent);
     } else if (is_loan) {
-      heap_.copies().release_block(extent);
+      parts_.heap.copies().release_block(extent);
     }
     extent->used_by.fetch_and(~flight.stream, std::memory_order_relaxed);
     extent->settle();
-    ledger_.bytes_ahead.fetch_sub(bytes);
+    parts_.ledger.bytes_ahead.fetch_sub(bytes);
     landed_bytes += bytes;
   }
-  if (ahead_ != nullptr) ahead_->on_fetch(landed_bytes);
+  if (parts_.ahead != nullptr) parts_.ahead->on_fetch(landed_bytes);
 }
 
 }  // namespace tencache

@@ -26,30 +26,33 @@
 
 #include "base/mutex.h"
 #include "base/status.h"
-#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/stream_parts.h"
-#include "engine/move/move_ledger.h"
 #include "memory/cuda/cuda_heap.h"
 #include "platform/cuda/stream_mark.h"
 #include "platform/stream_set.h"
 
 namespace tencache {
 
+/// Extents that are fetched together, and what becomes of them.
+struct FetchBatch {
+  bool is_ahead = false;
+  std::vector<CudaExtent*> extents = {};    // still to be brought
+  std::vector<CudaExtent*> later = {};      // on demand: once the others leave room in host memory
+  std::vector<CudaExtent*> left_cold = {};  // neither now nor later
+};
+
 class Flights {
  public:
-  explicit Flights(const StreamParts& parts)
-      : heap_(parts.heap),
-        ahead_(parts.ahead),
-        ledger_(parts.ledger),
-        can_prove_copies_(parts.hasher != nullptr) {}
+  /// The parts outlive this object.
+  explicit Flights(const StreamParts& parts) : parts_(parts) {}
   Flights(const Flights&) = delete;
   Flights& operator=(const Flights&) = delete;
 
   /// The bytes of these extents are queued on `stream`, with `mark` after them.
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
-  /// Ends the fetch of an extent that has no frame: it is cold again and has no room.
-  void leave_cold(CudaExtent* extent, bool is_ahead, const Status& reason);
+  /// Ends the fetch of an extent of the batch that has no frame: it is cold again and has no room.
+  void leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason);
 
   /// Lets the streams wait for the extent unless it has arrived; true if it has. Nullopt when it is
   /// in no flight, though it was Arriving a moment ago.
@@ -78,10 +81,7 @@ class Flights {
   void hold_back(StreamSet streams, const Flight& flight);
   void land(const Flight& flight);
 
-  CudaHeap& heap_;
-  HostAhead* const ahead_;
-  MoveLedger& ledger_;
-  const bool can_prove_copies_;
+  const StreamParts& parts_;
   std::atomic<bool> has_warned_{false};
 
   Mutex mutex_;

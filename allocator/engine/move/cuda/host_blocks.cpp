@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "engine/move/fork_latch.h"
 #include "engine/move/slot_reader.h"
 
 namespace tencache {
@@ -11,10 +12,10 @@ namespace tencache {
 // A spare copy that is dropped is made again whenever its extent leaves. To grow costs time once.
 HostBlock HostBlocks::take_at_once(uint64_t bytes) {
   HostBlock block = host_.take(bytes);
-  while (!block.is_valid() && !host_.may_grow(bytes) && heap_.drop_spare_copies(bytes) > 0) {
+  while (!block.is_valid() && !host_.may_grow(bytes) && parts_.heap.drop_spare_copies(bytes) > 0) {
     block = host_.take(bytes);
   }
-  if (ahead_ != nullptr) ahead_->on_use();
+  if (parts_.ahead != nullptr) parts_.ahead->on_use();
   return block;
 }
 
@@ -34,22 +35,22 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
     }
     break;
   }
-  if (ahead_ != nullptr) ahead_->on_use();
+  if (parts_.ahead != nullptr) parts_.ahead->on_use();
   return block;
 }
 
 HostSpill::Outcome HostBlocks::make_room(uint64_t bytes) {
-  const uint64_t dropped_bytes = heap_.drop_spare_copies(bytes);
+  const uint64_t dropped_bytes = parts_.heap.drop_spare_copies(bytes);
   if (dropped_bytes > 0) return {dropped_bytes, false};
-  if (spill_ != nullptr) {
-    const HostSpill::Outcome outcome = spill_->demote(bytes);
+  if (parts_.spill != nullptr) {
+    const HostSpill::Outcome outcome = parts_.spill->demote(bytes);
     if (outcome.freed_bytes > 0 || outcome.was_called_off) return outcome;
   }
   flights_.settle(true);  // what is on its way back leaves a copy that can be spared
-  const uint64_t spared_bytes = heap_.drop_spare_copies(bytes);
+  const uint64_t spared_bytes = parts_.heap.drop_spare_copies(bytes);
   // A fetch that is about to begin holds its block already, is in no flight yet, and will leave
   // such a copy, too.
-  return {.freed_bytes = spared_bytes, .was_called_off = ledger_.bytes_ahead.load() > 0};
+  return {.freed_bytes = spared_bytes, .was_called_off = parts_.ledger.bytes_ahead.load() > 0};
 }
 
 Result<HostBlock> HostBlocks::take_for_op(uint64_t bytes) {
@@ -61,60 +62,53 @@ Result<HostBlock> HostBlocks::take_for_op(uint64_t bytes) {
   return host_.allocate_beyond_budget(bytes);
 }
 
-std::vector<CudaExtent*> HostBlocks::read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                               std::vector<CudaExtent*>* later) {
-  std::vector<CudaExtent*> left_cold;
-  const MigrationPermit permit(fork_latch_);
-  const std::vector<CudaExtent*> on_disk = take_blocks(extents, is_ahead, later, &left_cold);
-  if (on_disk.empty()) return left_cold;
+void HostBlocks::read_back(FetchBatch* batch) {
+  const MigrationPermit permit(parts_.fork_latch);
+  const std::vector<CudaExtent*> on_disk = take_blocks(batch);
+  if (on_disk.empty()) return;
   std::vector<SlotRead> reads;
   reads.reserve(on_disk.size());
   for (const CudaExtent* extent : on_disk) reads.push_back({extent, extent->host_block.memory});
-  const SlotReadResult result = spill_->read_slots(reads, [](size_t) {});
-  if (result.done == reads.size()) return left_cold;
+  const SlotReadResult result = parts_.spill->read_slots(reads, [](size_t) {});
+  if (result.done == reads.size()) return;
   // A guess must not end the program: it may never need these bytes.
-  if (!is_ahead) end_for_unreadable_slots(spill_->disk(), result.status);
+  if (!batch->is_ahead) end_for_unreadable_slots(parts_.spill->disk(), result.status);
   for (CudaExtent* extent : std::span(on_disk).subspan(result.done)) {
-    heap_.copies().release_block(extent);
-    flights_.leave_cold(extent, is_ahead, result.status);
-    left_cold.push_back(extent);
-    std::erase(extents, extent);
+    parts_.heap.copies().release_block(extent);
+    std::erase(batch->extents, extent);
+    flights_.leave_cold(extent, batch, result.status);
   }
-  return left_cold;
 }
 
-// Leaves in `extents` those that have a block now, and returns those that had none before.
-std::vector<CudaExtent*> HostBlocks::take_blocks(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                                 std::vector<CudaExtent*>* later,
-                                                 std::vector<CudaExtent*>* left_cold) {
+// Leaves to be brought those that have a block now, and returns those that had none before.
+std::vector<CudaExtent*> HostBlocks::take_blocks(FetchBatch* batch) {
   std::vector<CudaExtent*> with_block;
   std::vector<CudaExtent*> on_disk;
-  for (CudaExtent* extent : extents) {
+  for (CudaExtent* extent : batch->extents) {
     if (!extent->host_block.is_valid()) {
       // Only the first of those that an op brings together may go beyond the budget: when these
       // have come back, their blocks serve the others.
-      const bool may_wait = later != nullptr && !with_block.empty();
-      if (may_wait && !later->empty()) {  // one has found no room, so the others do not look
-        later->push_back(extent);
+      const bool may_wait = !batch->is_ahead && !with_block.empty();
+      if (may_wait && !batch->later.empty()) {  // one has found no room, so the others do not look
+        batch->later.push_back(extent);
         continue;
       }
-      const Result<HostBlock> block =
-          is_ahead || may_wait ? take(extent->bytes) : take_for_op(extent->bytes);
-      if (!block.is_ok()) {
+      Result<HostBlock> block =
+          batch->is_ahead || may_wait ? take(extent->bytes) : take_for_op(extent->bytes);
+      const Status status = std::move(block).move_to(&extent->host_block);
+      if (!status.is_ok()) {
         if (may_wait) {
-          later->push_back(extent);
+          batch->later.push_back(extent);
         } else {
-          flights_.leave_cold(extent, is_ahead, block.status());
-          left_cold->push_back(extent);
+          flights_.leave_cold(extent, batch, status);
         }
         continue;
       }
-      extent->host_block = block.value();
       on_disk.push_back(extent);
     }
     with_block.push_back(extent);
   }
-  extents = std::move(with_block);
+  batch->extents = std::move(with_block);
   return on_disk;
 }
 

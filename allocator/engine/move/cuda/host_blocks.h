@@ -16,11 +16,8 @@
 
 #include "base/status.h"
 #include "engine/move/cuda/flights.h"
-#include "engine/move/cuda/host_ahead.h"
 #include "engine/move/cuda/host_spill.h"
 #include "engine/move/cuda/stream_parts.h"
-#include "engine/move/fork_latch.h"
-#include "engine/move/move_ledger.h"
 #include "memory/cuda/cuda_heap.h"
 #include "tier/host_tier.h"
 
@@ -30,16 +27,10 @@ class HostBlocks {
  public:
   /// The arguments must outlive this object.
   HostBlocks(const StreamParts& parts, HostTier& host, Flights& flights)
-      : heap_(parts.heap),
-        host_(host),
-        flights_(flights),
-        spill_(parts.spill),
-        ahead_(parts.ahead),
-        ledger_(parts.ledger),
-        fork_latch_(parts.fork_latch) {}
+      : parts_(parts), host_(host), flights_(flights) {}
 
   /// Whether blocks of cold extents can be demoted to a disk, and read back.
-  bool has_disk() const { return spill_ != nullptr; }
+  bool has_disk() const { return parts_.spill != nullptr; }
 
   /// A block as far as that is quick: none where host memory has to grow or a demotion to make
   /// room.
@@ -49,25 +40,17 @@ class HostBlocks {
   /// A block, beyond the budget if need be: an op cannot be told that there is no room.
   Result<HostBlock> take_for_op(uint64_t bytes);
 
-  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Takes those
-  /// out of `extents` that stay cold, and returns them. Where `later` is given, it gets those for
-  /// which there is no room until the others have come back. The thread waits for the disk.
-  std::vector<CudaExtent*> read_back(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                     std::vector<CudaExtent*>* later);
+  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Leaves to be
+  /// brought those whose bytes are in host memory then. The thread waits for the disk.
+  void read_back(FetchBatch* batch);
 
  private:
   HostSpill::Outcome make_room(uint64_t bytes);
-  std::vector<CudaExtent*> take_blocks(std::vector<CudaExtent*>& extents, bool is_ahead,
-                                       std::vector<CudaExtent*>* later,
-                                       std::vector<CudaExtent*>* left_cold);
+  std::vector<CudaExtent*> take_blocks(FetchBatch* batch);
 
-  CudaHeap& heap_;
+  const StreamParts& parts_;
   HostTier& host_;
   Flights& flights_;
-  HostSpill* const spill_;
-  HostAhead* const ahead_;
-  MoveLedger& ledger_;
-  ForkLatch& fork_latch_;
 };
 
 }  // namespace tencache

@@ -130,7 +130,7 @@ HostSpill::Outcome HostSpill::demote_some(uint64_t bytes) {
 HostSpill::Outcome HostSpill::demote_batch(uint64_t bytes) {
   uint64_t freed_bytes = 0;
   // Phase 1: claim.
-  std::vector<Demotion> demotions = claim(std::min(bytes, batch_bytes(write_speed_)), &freed_bytes);
+  std::vector<Demotion> demotions = claim(bytes, /*keeps_blocks=*/false, &freed_bytes);
   // Phase 2: slots.
   take_slots(demotions);
   // Phases 3 and 4: bytes, then blocks.
@@ -162,13 +162,19 @@ std::vector<HostSpill::ColdExtent> HostSpill::cold_extents() {
   return cold;
 }
 
-std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* freed_bytes) {
+// Claims extents in host memory that have no slot, the coldest first, and a batch at most. Those
+// that have a slot give their blocks back. Where all keep their blocks, only those are claimed that
+// a plan needs.
+std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, bool keeps_blocks,
+                                                  uint64_t* freed_bytes) {
+  bytes = std::min(bytes, batch_bytes(write_speed_));
   std::vector<ColdExtent> coldest_first = cold_extents();
   std::ranges::sort(coldest_first, leaves_before<ColdExtent>);
   std::vector<Demotion> demotions;
   uint64_t claimed_bytes = 0;
   for (const ColdExtent& candidate : coldest_first) {
     if (*freed_bytes + claimed_bytes >= bytes) break;
+    if (keeps_blocks && candidate.ticks_to_next_use == kUnknown) continue;
     CudaExtent* extent = candidate.extent;
     const uint64_t claimed_at = timestamp();
     if (!extent->claim_cold()) continue;
@@ -178,8 +184,10 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
       demotions.push_back({extent, claimed_at});
       continue;
     }
-    heap_.copies().release_block(extent);
-    *freed_bytes += block_bytes;
+    if (!keeps_blocks) {
+      heap_.copies().release_block(extent);
+      *freed_bytes += block_bytes;
+    }
     heap_.release_cold(extent);
   }
   return demotions;
@@ -187,12 +195,9 @@ std::vector<HostSpill::Demotion> HostSpill::claim(uint64_t bytes, uint64_t* free
 
 void HostSpill::take_slots(std::vector<Demotion>& demotions) {
   std::erase_if(demotions, [&](Demotion& demotion) {
-    const Result<Slot> slot = take_slot(disk_, heap_, demotion.extent->bytes);
-    if (slot.is_ok()) {
-      demotion.slot = slot.value();
-      return false;
-    }
-    warn(slot.status());
+    const Status status = take_slot(disk_, heap_, demotion.extent->bytes).move_to(&demotion.slot);
+    if (status.is_ok()) return false;
+    warn(status);
     give_up(demotion);
     return true;
   });
@@ -233,7 +238,7 @@ void HostSpill::give_up(const Demotion& demotion) {
 }
 
 void HostSpill::warn(const Status& failure) {
-  if (warned_.exchange(true)) return;
+  if (has_warned_.exchange(true)) return;
   TENCACHE_LOG_WARNING(
       "cold tensors cannot go from host memory to disk: %s; they stay where they are, and what "
       "finds no room in host memory stays on the GPU",
@@ -271,41 +276,16 @@ uint64_t HostSpill::copy_ahead_bytes() {
 }
 
 bool HostSpill::copy(uint64_t bytes) {
-  std::vector<Demotion> copies = claim_needed_last(std::min(bytes, batch_bytes(write_speed_)));
+  uint64_t freed_bytes = 0;  // stays 0: so do the blocks
+  std::vector<Demotion> copies = claim(bytes, /*keeps_blocks=*/true, &freed_bytes);
   bool has_room = true;
   std::erase_if(copies, [&](Demotion& copy) {
-    if (has_room) {
-      const Result<Slot> slot = disk_.allocate_ahead(copy.extent->bytes);
-      has_room = slot.is_ok();
-      if (has_room) copy.slot = slot.value();
-    }
+    has_room = has_room && disk_.allocate_ahead(copy.extent->bytes).move_to(&copy.slot).is_ok();
     if (!has_room) give_up(copy);
     return !has_room;
   });
   if (!copies.empty()) write(copies, true);
   return has_room;
-}
-
-// Claims extents in host memory that have no slot, those needed last first.
-std::vector<HostSpill::Demotion> HostSpill::claim_needed_last(uint64_t bytes) {
-  std::vector<ColdExtent> coldest_first = cold_extents();
-  std::ranges::sort(coldest_first, leaves_before<ColdExtent>);
-  std::vector<Demotion> copies;
-  uint64_t claimed_bytes = 0;
-  for (const ColdExtent& candidate : coldest_first) {
-    if (claimed_bytes >= bytes) break;
-    if (candidate.ticks_to_next_use == kUnknown) continue;
-    CudaExtent* extent = candidate.extent;
-    const uint64_t claimed_at = timestamp();
-    if (!extent->claim_cold()) continue;
-    if (extent->slot.is_valid() || !extent->host_block.is_valid()) {
-      heap_.release_cold(extent);
-      continue;
-    }
-    claimed_bytes += candidate.bytes;
-    copies.push_back({extent, claimed_at});
-  }
-  return copies;
 }
 
 }  // namespace tencache

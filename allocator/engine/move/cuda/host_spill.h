@@ -125,17 +125,16 @@ class HostSpill {
   Outcome demote_some(uint64_t bytes);
   Outcome demote_batch(uint64_t bytes);
   bool await_other_claim(uint64_t ended) TENCACHE_EXCLUDES(mutex_);
-  std::vector<Demotion> claim(uint64_t bytes, uint64_t* freed_bytes);
+  std::vector<Demotion> claim(uint64_t bytes, bool keeps_blocks, uint64_t* freed_bytes);
   void take_slots(std::vector<Demotion>& demotions);
   Outcome write(const std::vector<Demotion>& demotions, bool keeps_blocks);
   void give_up(const Demotion& demotion);
   void warn(const Status& failure);
-  std::vector<Demotion> claim_needed_last(uint64_t bytes);
 
   CudaHeap& heap_;
   DiskTier& disk_;
   MoveLedger& ledger_;
-  std::atomic<bool> warned_{false};
+  std::atomic<bool> has_warned_{false};
   MoveRate read_speed_;  // of the disk
   MoveRate write_speed_;
 

@@ -24,9 +24,8 @@ bool is_worth_a_kernel(uint64_t engine_ns, uint64_t kernel_ns) {
 
 // A kernel that is refused is not used.
 Status LinkCopies::measure(CUdeviceptr address, const HostBlock& block) {
-  const Result<Times> by_engines = time_copies(address, block);
-  TENCACHE_RETURN_IF_ERROR(by_engines.status());
-  Times best = by_engines.value();
+  Times best;
+  TENCACHE_RETURN_IF_ERROR(time_copies(address, block).move_to(&best));
   if (kernel_ != nullptr && block.is_pinned) {
     kernel_out_ = kernel_in_ = kernel_;
     const Result<Times> by_kernel = time_copies(address, block);
@@ -36,8 +35,8 @@ Status LinkCopies::measure(CUdeviceptr address, const HostBlock& block) {
     if (kernel_out_ != nullptr) best.out_ns = times.out_ns;
     if (kernel_in_ != nullptr) best.in_ns = times.in_ns;
   }
-  ledger_.write_speed.add(block.bytes, best.out_ns);
-  ledger_.read_speed.add(block.bytes, best.in_ns);
+  parts_.ledger.write_speed.add(block.bytes, best.out_ns);
+  parts_.ledger.read_speed.add(block.bytes, best.in_ns);
   return Status::ok();
 }
 
@@ -48,10 +47,10 @@ Result<LinkCopies::Times> LinkCopies::time_copies(CUdeviceptr address, const Hos
     const uint64_t begin_ns = now_ns();
     std::optional<StagedCopies> staged;
     Status status = queue_out(block, address);
-    const Status out_done = out_.wait_until_idle();
+    const Status out_done = parts_.streams.out->wait_until_idle();
     const uint64_t between_ns = now_ns();
-    if (status.is_ok()) status = queue_in(block, address, in_ahead_, &staged);
-    const Status in_done = in_ahead_.wait_until_idle();
+    if (status.is_ok()) status = queue_in(block, address, *parts_.streams.in_ahead, &staged);
+    const Status in_done = parts_.streams.in_ahead->wait_until_idle();
     TENCACHE_RETURN_IF_ERROR(status);
     TENCACHE_RETURN_IF_ERROR(out_done);
     TENCACHE_RETURN_IF_ERROR(in_done);
@@ -61,13 +60,14 @@ Result<LinkCopies::Times> LinkCopies::time_copies(CUdeviceptr address, const Hos
 }
 
 Status LinkCopies::queue_out(const HostBlock& block, CUdeviceptr device) {
+  CopyStream& out = *parts_.streams.out;
   if (block.is_pinned && kernel_out_ != nullptr) {
-    return kernel_out_->to_host(out_.handle(), block.memory, device, block.bytes);
+    return kernel_out_->to_host(out.handle(), block.memory, device, block.bytes);
   }
   if (block.is_pinned || staging_.out == nullptr) {
-    return out_.to_host(block.memory, device, block.bytes, block.is_pinned);
+    return out.to_host(block.memory, device, block.bytes, block.is_pinned);
   }
-  return StagedCopies(out_, *staging_.out).to_host(block.memory, device, block.bytes);
+  return StagedCopies(out, *staging_.out).to_host(block.memory, device, block.bytes);
 }
 
 Status LinkCopies::queue_in(const HostBlock& block, CUdeviceptr device, CopyStream& stream,
@@ -83,7 +83,8 @@ Status LinkCopies::queue_in(const HostBlock& block, CUdeviceptr device, CopyStre
 }
 
 uint64_t LinkCopies::bytes_in(double link_s) const {
-  return static_cast<uint64_t>(ledger_.read_speed.bytes_per_s(kUnknownLinkBytesPerS) * link_s);
+  const double bytes_per_s = parts_.ledger.read_speed.bytes_per_s(kUnknownLinkBytesPerS);
+  return static_cast<uint64_t>(bytes_per_s * link_s);
 }
 
 uint64_t LinkCopies::bytes_at_once() const { return std::min(bytes_in(kAtOnceS), kBytesAtOnceMax); }

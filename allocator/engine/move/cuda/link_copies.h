@@ -17,7 +17,6 @@
 #include "base/status.h"
 #include "engine/move/cuda/staged_copies.h"
 #include "engine/move/cuda/stream_parts.h"
-#include "engine/move/move_ledger.h"
 #include "platform/cuda/copy_kernel.h"
 #include "platform/cuda/copy_stream.h"
 #include "tier/host_tier.h"
@@ -36,11 +35,7 @@ class LinkCopies {
  public:
   /// `kernel` may be null. All outlive it.
   LinkCopies(const StreamParts& parts, const StagingRings& staging, const CopyKernel* kernel)
-      : out_(*parts.streams.out),
-        in_ahead_(*parts.streams.in_ahead),
-        ledger_(parts.ledger),
-        staging_(staging),
-        kernel_(kernel) {}
+      : parts_(parts), staging_(staging), kernel_(kernel) {}
   LinkCopies(const LinkCopies&) = delete;
   LinkCopies& operator=(const LinkCopies&) = delete;
 
@@ -67,9 +62,7 @@ class LinkCopies {
 
   Result<Times> time_copies(CUdeviceptr address, const HostBlock& block);
 
-  CopyStream& out_;
-  CopyStream& in_ahead_;
-  MoveLedger& ledger_;
+  const StreamParts& parts_;
   const StagingRings staging_;
   const CopyKernel* const kernel_;
   // Null: the copy engines do it. Constant once the link is measured.

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <utility>
 
 namespace tencache {
 
@@ -54,14 +53,11 @@ Result<StagingBuffer> StagedCopies::take_buffer() {
 
 // From here on the piece holds the buffer, whether its copy was queued or not.
 Status StagedCopies::add_piece(const StagingBuffer& buffer, char* target, uint64_t bytes) {
-  Result<StreamMark> done = stream_.mark();
   Piece& piece = under_way_.emplace_back();
   piece.buffer = buffer;
   piece.target = target;
   piece.bytes = bytes;
-  if (!done.is_ok()) return done.status();
-  piece.done = std::move(done).value();
-  return Status::ok();
+  return stream_.mark().move_to(&piece.done);
 }
 
 Status StagedCopies::finish_oldest() {

@@ -81,7 +81,8 @@ void StreamEvictions::evict(EvictionSource& source) {
 void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSource& source) {
   bool is_first = true;
   for (bool may_put_off = blocks_.has_disk(); !requests.empty();) {
-    Run run(fork_latch_, source, std::exchange(is_first, false), may_put_off);
+    Run run = {MigrationPermit(parts_.fork_latch), source, std::exchange(is_first, false),
+               may_put_off};
     evict_once(std::move(requests), &run);
     may_put_off &= run.count > 0;
     requests = std::move(run.again);
@@ -207,7 +208,7 @@ StreamEvictions::Part StreamEvictions::claim(std::span<const MoveRequest> reques
     if (!request.is_current() || request.is_outdated()) continue;
     const uint64_t claimed_at = timestamp();
     if (!extent->claim_for_eviction()) continue;
-    const bool is_clean = hasher_ != nullptr && extent->is_presumed_clean();
+    const bool is_clean = parts_.hasher != nullptr && extent->is_presumed_clean();
     Eviction& eviction = (is_clean ? part.clean : part.dirty).emplace_back();
     eviction.extent = static_cast<CudaExtent*>(extent);
     eviction.extent_id = request.extent_id;
@@ -247,52 +248,47 @@ void StreamEvictions::take_blocks(std::vector<Eviction>& evictions, Run* run) {
 Status StreamEvictions::ensure_block(CudaExtent* extent) {
   TENCACHE_DCHECK(extent->has(kFlagBusy));
   extent->has_copy_below = false;
-  heap_.copies().release_slot(extent);  // of other bytes
+  parts_.heap.copies().release_slot(extent);  // of other bytes
   if (extent->host_block.is_valid()) return Status::ok();
-  const Result<HostBlock> block = blocks_.take(extent->bytes);
-  if (block.is_ok()) extent->host_block = block.value();
-  return block.status();
+  return blocks_.take(extent->bytes).move_to(&extent->host_block);
 }
 
 // Evictions that could be queued stay in the part.
 void StreamEvictions::queue(Part& part, Run* run) {
   // A thread that frees one from now on waits for hash and copy before the memory is used again.
   std::erase_if(part.dirty, [&](const Eviction& eviction) {
-    eviction.extent->note_streams(own_numbers_);
+    eviction.extent->note_streams(parts_.streams.eviction_numbers);
     if (eviction.extent->reaffirm_eviction()) return false;
     abandon(eviction);
     return true;
   });
-  let_wait_for_users(out_, part.clean, run);
+  let_wait_for_users(*parts_.streams.out, part.clean, run);
   queue_copies(part.clean, run);
-  if (hasher_ != nullptr) {
+  if (parts_.hasher != nullptr) {
     queue_hashes(part.dirty, run);
   } else {
-    let_wait_for_users(out_, part.dirty, run);
+    let_wait_for_users(*parts_.streams.out, part.dirty, run);
   }
   queue_copies(part.dirty, run);
 }
 
 // The copies wait for all hashes of the part, and so for the users.
 void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
-  let_wait_for_users(hash_, evictions, run);
+  let_wait_for_users(*parts_.streams.hash, evictions, run);
   for (size_t index = 0; index < evictions.size(); ++index) {
-    const Status status = queue_hash(hash_, *evictions[index].extent, &evictions[index].before);
+    const Status status =
+        queue_hash(*parts_.streams.hash, *evictions[index].extent, &evictions[index].before);
     if (!status.is_ok()) fail_from(index, status, evictions, run);
   }
   if (evictions.empty()) return;
-  const Result<StreamMark> mark = hash_.mark();
-  const Status status = mark.is_ok() ? out_.wait_for(mark.value()) : mark.status();
+  const Result<StreamMark> mark = parts_.streams.hash->mark();
+  const Status status = mark.is_ok() ? parts_.streams.out->wait_for(mark.value()) : mark.status();
   if (!status.is_ok()) fail_from(0, status, evictions, run);
 }
 
 Status StreamEvictions::queue_hash(CopyStream& stream, const CudaExtent& extent,
-                                   std::optional<PendingHash>* hash) {
-  Result<PendingHash> queued =
-      hasher_->hash(stream.handle(), extent.device_address(), extent.bytes);
-  if (!queued.is_ok()) return queued.status();
-  *hash = std::move(queued).value();
-  return Status::ok();
+                                   std::optional<PendingHash>* hash) const {
+  return parts_.hasher->hash(stream.handle(), extent.device_address(), extent.bytes).move_to(hash);
 }
 
 void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
@@ -314,8 +310,8 @@ void StreamEvictions::fail_from(size_t first, const Status& failure,
 }
 
 void StreamEvictions::wait_until_idle() {
-  (void)hash_.wait_until_idle();
-  (void)out_.wait_until_idle();
+  (void)parts_.streams.hash->wait_until_idle();
+  (void)parts_.streams.out->wait_until_idle();
 }
 
 // An extent that is presumed clean waits for its users only.
@@ -324,10 +320,7 @@ Status StreamEvictions::queue_copy(Eviction& eviction) {
   if (eviction.needs_copy) {
     TENCACHE_RETURN_IF_ERROR(link_.queue_out(extent->host_block, extent->device_address()));
   }
-  Result<StreamMark> mark = out_.mark();
-  if (!mark.is_ok()) return mark.status();
-  eviction.done = std::move(mark).value();
-  return Status::ok();
+  return parts_.streams.out->mark().move_to(&eviction.done);
 }
 
 // The stream waits for what the users had been given by the first moment after the last use, or
@@ -338,8 +331,7 @@ void StreamEvictions::let_wait_for_users(CopyStream& stream, std::vector<Evictio
                                          Run* run) {
   if (let_wait(stream, evictions).is_ok()) return;
   std::erase_if(evictions, [&](const Eviction& eviction) {
-    const Status status =
-        let_wait(stream, eviction.extent->used_by.load(std::memory_order_relaxed));
+    const Status status = wait_for(moments_.users_of(*eviction.extent), &stream);
     if (!status.is_ok()) fail(eviction, status, run);
     return !status.is_ok();
   });
@@ -351,7 +343,7 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
   for (const Eviction& eviction : evictions) {
     const Moment* moment = eviction.users_done.get();
     if (moment == nullptr) {
-      users |= eviction.extent->used_by.load(std::memory_order_relaxed);
+      users |= moments_.users_of(*eviction.extent);
     } else if (moment != awaited) {
       for (const StreamMark& mark : moment->marks) {
         TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
@@ -359,21 +351,20 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
       awaited = moment;
     }
   }
-  return let_wait(stream, users);
+  return wait_for(users, &stream);
 }
 
-Status StreamEvictions::let_wait(CopyStream& stream, StreamSet users) {
+// Waits for all that the users have been given by now: the stream does, or this thread if that is
+// null.
+Status StreamEvictions::wait_for(StreamSet users, CopyStream* stream) {
   std::vector<StreamMark> marks;
-  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(stream.wait_for(mark));
-  return Status::ok();
-}
-
-Status StreamEvictions::mark_others(StreamSet users, std::vector<StreamMark>* marks) {
-  // Hashes and copies of other extents do not use this one.
-  const Status marked = heap_.streams().mark_all(users & ~own_numbers_, marks);
+  const Status marked = parts_.heap.streams().mark_all(users, &marks);
   // Whatever the reason, the tier below is not to blame.
-  return marked.is_ok() ? marked : Status(StatusCode::kUnavailable, marked.message());
+  if (!marked.is_ok()) return {StatusCode::kUnavailable, marked.message()};
+  for (const StreamMark& mark : marks) {
+    TENCACHE_RETURN_IF_ERROR(stream != nullptr ? stream->wait_for(mark) : mark.wait());
+  }
+  return Status::ok();
 }
 
 }  // namespace tencache

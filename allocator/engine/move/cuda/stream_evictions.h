@@ -62,17 +62,10 @@ class StreamEvictions {
  public:
   /// The arguments must outlive this object.
   StreamEvictions(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link)
-      : heap_(parts.heap),
+      : parts_(parts),
         flights_(flights),
         blocks_(blocks),
         link_(link),
-        hasher_(parts.hasher),
-        ledger_(parts.ledger),
-        fork_latch_(parts.fork_latch),
-        out_(*parts.streams.out),
-        hash_(*parts.streams.hash),
-        proof_(*parts.streams.proof),
-        own_numbers_(parts.streams.eviction_numbers),
         moments_(parts.heap.streams(), parts.streams.eviction_numbers) {}
 
   /// As Mover::evict_requested().
@@ -104,17 +97,15 @@ class StreamEvictions {
   };
   /// One try at each of some extents.
   struct Run {
-    Run(ForkLatch& latch, EvictionSource& wanting, bool is_first, bool puts_off)
-        : permit(latch), source(wanting), takes_more(is_first), may_put_off(puts_off) {}
     void tell();
     MigrationPermit permit;
     EvictionSource& source;
-    const bool takes_more;            // from the source
-    const bool may_put_off;           // evictions that find no host memory
-    std::deque<Part> under_way = {};  // oldest first
-    std::vector<MoveRequest> again;   // those put off, and those that turned out to need a copy
-    EvictionResult result = {};       // what is not told yet
-    uint64_t count = 0;               // of extents that left
+    const bool takes_more;                // from the source
+    const bool may_put_off;               // evictions that find no host memory
+    std::deque<Part> under_way = {};      // oldest first
+    std::vector<MoveRequest> again = {};  // those put off, and those that turned out to need a copy
+    EvictionResult result = {};           // what is not told yet
+    uint64_t count = 0;                   // of extents that left
   };
 
   void evict_taken(std::vector<MoveRequest> requests, EvictionSource& source);
@@ -136,16 +127,15 @@ class StreamEvictions {
   void queue(Part& part, Run* run);
   void queue_hashes(std::vector<Eviction>& evictions, Run* run);
   void queue_copies(std::vector<Eviction>& evictions, Run* run);
-  Status queue_hash(CopyStream& stream, const CudaExtent& extent, std::optional<PendingHash>* hash);
+  Status queue_hash(CopyStream& stream, const CudaExtent& extent,
+                    std::optional<PendingHash>* hash) const;
   Status queue_copy(Eviction& eviction);
   void fail_from(size_t first, const Status& failure, std::vector<Eviction>& evictions, Run* run);
   void wait_until_idle();
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);
-  Status let_wait(CopyStream& stream, StreamSet users);
   void await_recorded(std::vector<Eviction>& evictions, Run* run);
-  Status await(StreamSet users);
-  Status mark_others(StreamSet users, std::vector<StreamMark>* marks);
+  Status wait_for(StreamSet users, CopyStream* stream);
   // Phases 3 and 4: proof, then frames.
   void finish_oldest(Run* run);
   void finish_all(Run* run);
@@ -161,17 +151,10 @@ class StreamEvictions {
   void try_again(const Eviction& eviction, Run* run);
   void fail(const Eviction& eviction, const Status& failure, Run* run);
 
-  CudaHeap& heap_;
+  const StreamParts& parts_;
   Flights& flights_;
   HostBlocks& blocks_;
   LinkCopies& link_;
-  DeviceHasher* const hasher_;
-  MoveLedger& ledger_;
-  ForkLatch& fork_latch_;
-  CopyStream& out_;
-  CopyStream& hash_;
-  CopyStream& proof_;
-  const StreamSet own_numbers_;  // of out_ and hash_
   Moments moments_;
 };
 

@@ -47,17 +47,10 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
 void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     if (eviction.users_done != nullptr) return false;
-    const Status status = await(eviction.extent->used_by.load(std::memory_order_relaxed));
+    const Status status = wait_for(moments_.users_of(*eviction.extent), nullptr);
     if (!status.is_ok()) fail(eviction, status, run);
     return !status.is_ok();
   });
-}
-
-Status StreamEvictions::await(StreamSet users) {
-  std::vector<StreamMark> marks;
-  TENCACHE_RETURN_IF_ERROR(mark_others(users, &marks));
-  for (const StreamMark& mark : marks) TENCACHE_RETURN_IF_ERROR(mark.wait());
-  return Status::ok();
 }
 
 // Seals those that were not used since the claim; the others are given up.
@@ -73,7 +66,7 @@ void StreamEvictions::seal(std::vector<Eviction>& evictions) {
 
 // Waits for the hashes; an extent whose hash cannot be had is given up.
 void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
-  if (hasher_ == nullptr) return;
+  if (parts_.hasher == nullptr) return;
   std::vector<Status> queued;
   queued.reserve(evictions.size());
   for (Eviction& eviction : evictions) queued.push_back(queue_proof(eviction));
@@ -82,22 +75,19 @@ void StreamEvictions::hash_sealed(std::vector<Eviction>& evictions, Run* run) {
     Status status = queued[index++];
     if (status.is_ok()) status = eviction.done.wait();
     if (status.is_ok()) return false;
-    (void)proof_.wait_until_idle();  // before the hash's place is used again
+    (void)parts_.streams.proof->wait_until_idle();  // before the hash's place is used again
     fail(eviction, status, run);
     return true;
   });
 }
 
 Status StreamEvictions::queue_proof(Eviction& eviction) {
-  TENCACHE_RETURN_IF_ERROR(queue_hash(proof_, *eviction.extent, &eviction.after));
-  Result<StreamMark> mark = proof_.mark();
-  if (!mark.is_ok()) return mark.status();
-  eviction.done = std::move(mark).value();
-  return Status::ok();
+  TENCACHE_RETURN_IF_ERROR(queue_hash(*parts_.streams.proof, *eviction.extent, &eviction.after));
+  return parts_.streams.proof->mark().move_to(&eviction.done);
 }
 
 bool StreamEvictions::is_proved(const Eviction& eviction) const {
-  if (hasher_ == nullptr) return true;
+  if (parts_.hasher == nullptr) return true;
   return eviction.after->value() ==
          (eviction.needs_copy ? eviction.before->value() : eviction.extent->copy_hash);
 }
@@ -105,16 +95,16 @@ bool StreamEvictions::is_proved(const Eviction& eviction) const {
 void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   CudaExtent* extent = eviction.extent;
   const Departure departure(*extent, eviction.claimed_at, eviction.needs_copy);
-  const Status status = heap_.take_away_frame(extent);
+  const Status status = parts_.heap.take_away_frame(extent);
   if (!status.is_ok()) return fail(eviction, status, run);
   if (eviction.after.has_value()) extent->copy_hash = eviction.after->value();
   extent->has_copy_below = true;
-  extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  extent->used_by.fetch_and(~parts_.streams.eviction_numbers, std::memory_order_relaxed);
   TENCACHE_DCHECK(extent->host_block.is_valid() ||
                   (!eviction.needs_copy && extent->slot.is_valid()));
   extent->become_cold();
-  heap_.budget().release(departure.bytes);
-  ledger_.count_departure(departure, &run->result);
+  parts_.heap.budget().release(departure.bytes);
+  parts_.ledger.count_departure(departure, &run->result);
 }
 
 // A copy that was begun is worth nothing once the extent may be written again, and an older one is
@@ -123,8 +113,8 @@ void StreamEvictions::abandon(const Eviction& eviction) {
   CudaExtent* extent = eviction.extent;
   const bool is_freed =
       extent->state() == ExtentState::kCached || extent->id.load() != eviction.extent_id;
-  if (eviction.needs_copy || is_freed) heap_.copies().release(extent);
-  extent->used_by.fetch_and(~own_numbers_, std::memory_order_relaxed);
+  if (eviction.needs_copy || is_freed) parts_.heap.copies().release(extent);
+  extent->used_by.fetch_and(~parts_.streams.eviction_numbers, std::memory_order_relaxed);
   extent->abandon_eviction();
 }
 
@@ -140,7 +130,7 @@ void StreamEvictions::fail(const Eviction& eviction, const Status& failure, Run*
   abandon(eviction);
   // Not now: a stream captures a graph, or other threads evict as well.
   if (failure.code() == StatusCode::kUnavailable) return;
-  ledger_.count_failure(failure, 1, "on the GPU", &run->result);
+  parts_.ledger.count_failure(failure, 1, "on the GPU", &run->result);
 }
 
 }  // namespace tencache

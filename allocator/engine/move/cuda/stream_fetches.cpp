@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/move/cuda/staged_copies.h"
+#include "engine/move/fork_latch.h"
 
 namespace tencache {
 namespace {
@@ -34,7 +35,7 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
   bool has_landed = false;
   std::vector<Extent*> cold_again;
   {
-    const Demand demand(ledger_);
+    const Demand demand(parts_.ledger);
     // Phase 1: claim what is cold.
     const std::vector<CudaExtent*> claimed = claim(extents);
     // Phases 2 and 3: room, then frames and copies.
@@ -93,7 +94,7 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
     }
     if (has_arrived) {
       if (*has_arrived && !has_waited) {
-        ledger_.count_early(extent);
+        parts_.ledger.count_early(extent);
       } else {
         MoveLedger::note_late(extent, late);
       }
@@ -117,24 +118,17 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
 // that stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
 std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed,
                                                             StreamSet streams) {
-  std::vector<CudaExtent*> left_cold;
-  if (claimed.empty()) return left_cold;
+  if (claimed.empty()) return {};
+  FetchBatch batch;
   const bool one_by_one = !is_gathering_.exchange(true);
   while (!claimed.empty()) {
     const size_t count = take_room(claimed, one_by_one, streams);
-    std::vector<CudaExtent*> part(claimed.begin(),
-                                  claimed.begin() + static_cast<std::ptrdiff_t>(count));
+    batch.extents.assign(claimed.begin(), claimed.begin() + static_cast<std::ptrdiff_t>(count));
     claimed = claimed.subspan(count);
-    while (!part.empty()) {
-      std::vector<CudaExtent*> later;
-      const std::vector<CudaExtent*> refused =
-          bring(std::exchange(part, {}), in_on_demand_, false, &later);
-      left_cold.insert(left_cold.end(), refused.begin(), refused.end());
-      part = std::move(later);
-    }
+    while (!batch.extents.empty()) bring(&batch);
   }
   if (one_by_one) is_gathering_.store(false);
-  return left_cold;
+  return std::move(batch.left_cold);
 }
 
 // Reserves room, for all extents if there is enough; returns for how many, from the first on. Else
@@ -143,21 +137,21 @@ size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_b
                                 StreamSet streams) {
   uint64_t bytes = 0;
   for (const CudaExtent* extent : extents) bytes += extent->bytes;
-  if (heap_.budget().try_reserve(bytes)) return extents.size();
+  if (parts_.heap.budget().try_reserve(bytes)) return extents.size();
   if (!one_by_one) {
-    heap_.reserve_or_exceed(bytes, 0, streams);
+    parts_.heap.reserve_or_exceed(bytes, 0, streams);
     return extents.size();
   }
-  heap_.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes, streams);
+  parts_.heap.reserve_or_exceed(extents.front()->bytes, bytes - extents.front()->bytes, streams);
   size_t count = 1;
-  while (count < extents.size() && heap_.budget().try_reserve(extents[count]->bytes)) ++count;
+  while (count < extents.size() && parts_.heap.budget().try_reserve(extents[count]->bytes)) ++count;
   return count;
 }
 
 uint64_t StreamFetches::prefetch(RequestSource& requests) {
   flights_.settle(false);
   // Fetches that ops wait for are in flight, too, and go first: streams that copy share the link.
-  while (ledger_.bytes_ahead.load() > link_.bytes_in(kAheadS) && flights_.wait_for_oldest()) {
+  while (parts_.ledger.bytes_ahead.load() > link_.bytes_in(kAheadS) && flights_.wait_for_oldest()) {
   }
   std::vector<CudaExtent*> claimed;
   uint64_t claimed_bytes = 0;
@@ -172,9 +166,9 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
     if (!claim_when_demoted(request->extent)) continue;
     const uint64_t bytes = request->extent->bytes;
     // Told before the room is taken, so that a thread which misses the room finds out why.
-    ledger_.bytes_ahead.fetch_add(bytes);
-    if (!heap_.budget().try_reserve(bytes)) {
-      ledger_.bytes_ahead.fetch_sub(bytes);
+    parts_.ledger.bytes_ahead.fetch_add(bytes);
+    if (!parts_.heap.budget().try_reserve(bytes)) {
+      parts_.ledger.bytes_ahead.fetch_sub(bytes);
       request->extent->abandon_fetch();
       requests.put_back(*request);
       lacking_bytes = bytes;
@@ -200,63 +194,55 @@ bool StreamFetches::claim_when_demoted(Extent* extent) {
 // In parts with a mark each, so that an op that needs a small extent does not wait for a large one
 // after it.
 void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
-  std::vector<CudaExtent*> part;
+  FetchBatch batch = {.is_ahead = true};
   uint64_t part_bytes = 0;
   for (CudaExtent* extent : extents) {
-    if (!part.empty() && part_bytes + extent->bytes > link_.bytes_at_once()) {
-      bring(std::exchange(part, {}), in_ahead_, true, nullptr);
+    if (!batch.extents.empty() && part_bytes + extent->bytes > link_.bytes_at_once()) {
+      bring(&batch);
       part_bytes = 0;
     }
-    part.push_back(extent);
+    batch.extents.push_back(extent);
     part_bytes += extent->bytes;
   }
-  if (!part.empty()) bring(std::move(part), in_ahead_, true, nullptr);
+  if (!batch.extents.empty()) bring(&batch);
 }
 
-// Where `later` is given, it gets those for which host memory has no room until the others have
-// come back.
-std::vector<CudaExtent*> StreamFetches::bring(std::vector<CudaExtent*> extents, CopyStream& stream,
-                                              bool is_ahead, std::vector<CudaExtent*>* later) {
+// Afterwards those extents are still to be brought that found no room in host memory.
+void StreamFetches::bring(FetchBatch* batch) {
   const auto is_fetching = [](const CudaExtent* extent) {
     return extent->state() == ExtentState::kFetching;
   };
-  TENCACHE_DCHECK(std::ranges::all_of(extents, is_fetching));
-  std::vector<CudaExtent*> left_cold;
-  if (direct_reads_.is_open()) left_cold = bring_directly(extents, stream, is_ahead);
-  if (blocks_.has_disk()) {
-    const std::vector<CudaExtent*> unread = blocks_.read_back(extents, is_ahead, later);
-    left_cold.insert(left_cold.end(), unread.begin(), unread.end());
-  }
-  const std::vector<CudaExtent*> without_frame = map_frames(extents, is_ahead);
-  left_cold.insert(left_cold.end(), without_frame.begin(), without_frame.end());
-  MigrationPermit permit(fork_latch_);
-  if (!extents.empty()) {
+  TENCACHE_DCHECK(std::ranges::all_of(batch->extents, is_fetching));
+  CopyStream& stream = batch->is_ahead ? *parts_.streams.in_ahead : *parts_.streams.in_on_demand;
+  if (direct_reads_.is_open()) bring_directly(batch, stream);
+  if (blocks_.has_disk()) blocks_.read_back(batch);
+  map_frames(batch->extents, batch);
+  MigrationPermit permit(parts_.fork_latch);
+  if (!batch->extents.empty()) {
     StreamMark mark;
-    const Status status = copy_in(extents, stream, &mark);
+    const Status status = copy_in(batch->extents, stream, &mark);
     if (status.is_ok()) {
-      flights_.take_off(extents, std::move(mark), heap_.streams().set_of(stream.handle()),
-                        is_ahead);
+      flights_.take_off(batch->extents, std::move(mark),
+                        parts_.heap.streams().set_of(stream.handle()), batch->is_ahead);
     } else {
-      for (CudaExtent* extent : extents) flights_.leave_cold(extent, is_ahead, status);
-      left_cold.insert(left_cold.end(), extents.begin(), extents.end());
+      for (CudaExtent* extent : batch->extents) flights_.leave_cold(extent, batch, status);
     }
   }
-  return left_cold;
+  batch->extents = std::exchange(batch->later, {});
 }
 
-// Brings those of `extents` that lie on disk alone, and takes out those that have arrived, too. The
-// thread waits for the disk.
-std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>& extents,
-                                                       CopyStream& stream, bool is_ahead) {
+// Brings the extents that lie on disk alone; those that have arrived are no longer to be brought.
+// The thread waits for the disk.
+void StreamFetches::bring_directly(FetchBatch* batch, CopyStream& stream) {
   std::vector<CudaExtent*> direct;
-  std::erase_if(extents, [&](CudaExtent* extent) {
+  std::erase_if(batch->extents, [&](CudaExtent* extent) {
     if (extent->host_block.is_valid()) return false;
     direct.push_back(extent);
     return true;
   });
-  if (direct.empty()) return {};
-  std::vector<CudaExtent*> left_cold = map_frames(direct, is_ahead);
-  const MigrationPermit permit(fork_latch_);
+  if (direct.empty()) return;
+  map_frames(direct, batch);
+  const MigrationPermit permit(parts_.fork_latch);
   std::vector<CudaExtent*> arrived;
   for (CudaExtent* extent : direct) {
     const Status status = direct_reads_.read(*extent, stream);
@@ -265,49 +251,38 @@ std::vector<CudaExtent*> StreamFetches::bring_directly(std::vector<CudaExtent*>&
       continue;
     }
     take_away_frames({&extent, 1});
-    extents.push_back(extent);
+    batch->extents.push_back(extent);
     direct_reads_.close(status);
   }
-  if (arrived.empty()) return left_cold;
+  if (arrived.empty()) return;
   // The mark is reached already, as far as that can be said; a flight has one.
-  Result<StreamMark> mark = stream.mark();
-  flights_.take_off(arrived, mark.is_ok() ? std::move(mark).value() : StreamMark{},
-                    heap_.streams().set_of(stream.handle()), is_ahead);
-  return left_cold;
+  StreamMark mark;
+  (void)stream.mark().move_to(&mark);
+  flights_.take_off(arrived, std::move(mark), parts_.heap.streams().set_of(stream.handle()),
+                    batch->is_ahead);
 }
 
-std::vector<CudaExtent*> StreamFetches::map_frames(std::vector<CudaExtent*>& extents,
-                                                   bool is_ahead) {
-  std::vector<CudaExtent*> left_cold;
-  std::vector<CudaExtent*> with_frame;
-  for (CudaExtent* extent : extents) {
-    Result<Frame> frame = heap_.take_frame(extent->bytes, !is_ahead);
-    if (frame.is_ok()) {
-      extent->frame = std::move(frame).value();
-      with_frame.push_back(extent);
-    } else {
-      flights_.leave_cold(extent, is_ahead, frame.status());
-      left_cold.push_back(extent);
-    }
-  }
-  std::ranges::sort(with_frame, {}, [](const CudaExtent* extent) { return extent->address; });
+// Leaves in `extents`, which are of the batch, those that have a frame now.
+void StreamFetches::map_frames(std::vector<CudaExtent*>& extents, FetchBatch* batch) {
+  std::erase_if(extents, [&](CudaExtent* extent) {
+    const Status status =
+        parts_.heap.take_frame(extent->bytes, !batch->is_ahead).move_to(&extent->frame);
+    if (!status.is_ok()) flights_.leave_cold(extent, batch, status);
+    return !status.is_ok();
+  });
+  std::ranges::sort(extents, {}, [](const CudaExtent* extent) { return extent->address; });
   std::vector<FramePlace> places;
-  places.reserve(with_frame.size());
-  for (const CudaExtent* extent : with_frame) {
+  places.reserve(extents.size());
+  for (const CudaExtent* extent : extents) {
     places.push_back({extent->device_address(), extent->frame});
   }
-  const Status mapped = heap_.arena().map(places);
-  if (mapped.is_ok()) {
-    extents = std::move(with_frame);
-    return left_cold;
-  }
-  for (CudaExtent* extent : with_frame) {
-    heap_.frame_pool().give_back(std::exchange(extent->frame, Frame{}));
-    flights_.leave_cold(extent, is_ahead, mapped);
-    left_cold.push_back(extent);
+  const Status mapped = parts_.heap.arena().map(places);
+  if (mapped.is_ok()) return;
+  for (CudaExtent* extent : extents) {
+    parts_.heap.frame_pool().give_back(std::exchange(extent->frame, Frame{}));
+    flights_.leave_cold(extent, batch, mapped);
   }
   extents.clear();
-  return left_cold;
 }
 
 // After a refusal, nothing that was queued uses the frames any more when this returns, and they are
@@ -320,11 +295,7 @@ Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& 
     if (!status.is_ok()) break;
     status = link_.queue_in(extent->host_block, extent->device_address(), stream, &staged);
   }
-  if (status.is_ok()) {
-    Result<StreamMark> made = stream.mark();
-    status = made.status();
-    if (made.is_ok()) *mark = std::move(made).value();
-  }
+  if (status.is_ok()) status = stream.mark().move_to(mark);
   if (status.is_ok()) return status;
   (void)stream.wait_until_idle();
   take_away_frames(extents);
@@ -334,11 +305,11 @@ Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& 
 // REQUIRES: no work that uses them is queued.
 void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
   for (CudaExtent* extent : extents) {
-    const Status unmapped = heap_.take_away_frame(extent);
+    const Status unmapped = parts_.heap.take_away_frame(extent);
     if (unmapped.is_ok()) continue;
     // The context is broken then, and its memory goes with it.
     TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
-    heap_.frame_pool().write_off(std::exchange(extent->frame, Frame{}));
+    parts_.heap.frame_pool().write_off(std::exchange(extent->frame, Frame{}));
   }
 }
 

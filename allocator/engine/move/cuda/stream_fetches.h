@@ -46,7 +46,6 @@
 #include "engine/move/cuda/host_blocks.h"
 #include "engine/move/cuda/link_copies.h"
 #include "engine/move/cuda/stream_parts.h"
-#include "engine/move/fork_latch.h"
 #include "engine/move/move_ledger.h"
 #include "engine/move/move_request.h"
 #include "memory/cuda/cuda_heap.h"
@@ -62,14 +61,10 @@ class StreamFetches {
   /// `direct` may be null. All outlive it.
   StreamFetches(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link,
                 DirectStorage* direct)
-      : heap_(parts.heap),
+      : parts_(parts),
         flights_(flights),
         blocks_(blocks),
         link_(link),
-        ledger_(parts.ledger),
-        fork_latch_(parts.fork_latch),
-        in_on_demand_(*parts.streams.in_on_demand),
-        in_ahead_(*parts.streams.in_ahead),
         direct_reads_(parts, direct) {}
   StreamFetches(const StreamFetches&) = delete;
   StreamFetches& operator=(const StreamFetches&) = delete;
@@ -92,23 +87,17 @@ class StreamFetches {
   // Ahead of use.
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
-  // Phase 3 of both. Each returns the extents that stay cold.
-  std::vector<CudaExtent*> bring(std::vector<CudaExtent*> extents, CopyStream& stream,
-                                 bool is_ahead, std::vector<CudaExtent*>* later);
-  std::vector<CudaExtent*> bring_directly(std::vector<CudaExtent*>& extents, CopyStream& stream,
-                                          bool is_ahead);
-  std::vector<CudaExtent*> map_frames(std::vector<CudaExtent*>& extents, bool is_ahead);
+  // Phase 3 of both.
+  void bring(FetchBatch* batch);
+  void bring_directly(FetchBatch* batch, CopyStream& stream);
+  void map_frames(std::vector<CudaExtent*>& extents, FetchBatch* batch);
   void take_away_frames(std::span<CudaExtent* const> extents);
   Status copy_in(std::span<CudaExtent* const> extents, CopyStream& stream, StreamMark* mark);
 
-  CudaHeap& heap_;
+  const StreamParts& parts_;
   Flights& flights_;
   HostBlocks& blocks_;
   LinkCopies& link_;
-  MoveLedger& ledger_;
-  ForkLatch& fork_latch_;
-  CopyStream& in_on_demand_;
-  CopyStream& in_ahead_;
   DirectReads direct_reads_;
   std::atomic<bool> is_gathering_{false};  // a thread has room for a part of what its op names
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "platform/cuda/stream_mark.h"
 #include "platform/cuda/stream_numbers.h"
 
 namespace tencache {
@@ -22,9 +23,7 @@ Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks, Stre
                                         const CopyPause* pause) {
   CopyStreams made;
   for (auto* stream : {&made.out, &made.hash, &made.proof, &made.in_on_demand, &made.in_ahead}) {
-    Result<std::unique_ptr<CopyStream>> created = CopyStream::create(gpu, marks, pause);
-    if (!created.is_ok()) return created.status();
-    *stream = std::move(created).value();
+    TENCACHE_RETURN_IF_ERROR(CopyStream::create(gpu, marks, pause).move_to(stream));
     const StreamSet number = numbers.set_of((*stream)->handle());
     TENCACHE_CHECK(StreamNumbers::is_one_stream(number), "the program's streams came first");
   }
@@ -32,45 +31,29 @@ Result<CopyStreams> CopyStreams::create(const Gpu& gpu, StreamMarks& marks, Stre
   return made;
 }
 
-Result<std::unique_ptr<StreamMover>> StreamMover::create(const Gpu& gpu, StreamMarks& marks,
-                                                         CudaHeap& heap, const TiersBelow& below,
-                                                         const DeviceKernels& kernels,
-                                                         Stats& stats) {
-  Result<CopyStreams> streams =
-      CopyStreams::create(gpu, marks, heap.streams(), heap.arena().pause());
-  if (!streams.is_ok()) return streams.status();
-  return std::unique_ptr<StreamMover>(
-      new StreamMover(heap, std::move(streams).value(), below, kernels, stats));
-}
-
 StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
                          const DeviceKernels& kernels, Stats& stats)
     : Mover(stats, heap.budget()),
-      heap_(heap),
       host_(below.host),
       spill_(below.disk != nullptr ? std::make_unique<HostSpill>(heap, *below.disk, ledger_)
                                    : nullptr),
       ahead_(spill_ != nullptr ? std::make_unique<HostAhead>(*spill_, heap, below.host, fork_latch_)
                                : nullptr),
       streams_(std::move(streams)),
-      flights_(parts(kernels)),
-      link_(parts(kernels), below.staging, kernels.copy),
-      blocks_(parts(kernels), below.host, flights_),
-      evictions_(parts(kernels), flights_, blocks_, link_),
-      fetches_(parts(kernels), flights_, blocks_, link_, below.direct) {}
+      parts_{heap, streams_, kernels.hasher, spill_.get(), ahead_.get(), ledger_, fork_latch_},
+      flights_(parts_),
+      link_(parts_, below.staging, kernels.copy),
+      blocks_(parts_, below.host, flights_),
+      evictions_(parts_, flights_, blocks_, link_),
+      fetches_(parts_, flights_, blocks_, link_, below.direct) {}
 
 // The heap asks about the streams that have used its memory to the end, and these are gone then.
 StreamMover::~StreamMover() {
   flights_.settle(true);
   for (const auto* stream : {&streams_.out, &streams_.hash, &streams_.proof, &streams_.in_on_demand,
                              &streams_.in_ahead}) {
-    heap_.streams().end((*stream)->handle());
+    parts_.heap.streams().end((*stream)->handle());
   }
-}
-
-// Called while the members below spill_ and streams_ are made, which it refers to.
-StreamParts StreamMover::parts(const DeviceKernels& kernels) {
-  return {heap_, streams_, kernels.hasher, spill_.get(), ahead_.get(), ledger_, fork_latch_};
 }
 
 void StreamMover::keep_host_free(uint64_t headroom_bytes) {
@@ -90,19 +73,20 @@ void StreamMover::describe_below(Machine* machine) const {
 }
 
 Status StreamMover::measure_link(uint64_t bytes) {
-  bytes = std::min({bytes, heap_.budget().free() / 2, host_.budget_bytes()});
+  CudaHeap& heap = parts_.heap;
+  bytes = std::min({bytes, heap.budget().free() / 2, host_.budget_bytes()});
   bytes = bytes / kGranuleBytes * kGranuleBytes;
   if (bytes == 0) return Status::ok();
   const Result<HostBlock> block = host_.allocate(bytes);
   // Evictions will say so, should it come to any.
   if (!block.is_ok()) return Status::ok();
   const Result<Allocation> probe =
-      heap_.allocate(bytes, heap_.streams().set_of(streams_.out->handle()));
+      heap.allocate(bytes, heap.streams().set_of(streams_.out->handle()));
   Status status = probe.status();
   if (probe.is_ok()) {
     status = link_.measure(reinterpret_cast<CUdeviceptr>(probe.value().address), block.value());
-    heap_.free(probe.value().address);
-    heap_.empty_cache();  // its frame too: a free one would count as the program's
+    heap.free(probe.value().address);
+    heap.empty_cache();  // its frame too: a free one would count as the program's
   }
   host_.release(block.value());
   return status;
@@ -121,18 +105,10 @@ EvictionResult StreamMover::evict(std::span<Extent* const> extents) {
   return source.total();
 }
 
-std::shared_ptr<const QueuedWork> StreamMover::queued_work(std::span<const MoveRequest> requests) {
-  return evictions_.mark_users(requests);
-}
-
-void StreamMover::fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) {
-  fetches_.fetch(extents, streams, wait);
-}
-
 void StreamMover::wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) {
   if (!is_worth_it()) return;
   std::vector<StreamMark> marks;
-  if (!heap_.streams().mark_all(streams, &marks).is_ok()) return;
+  if (!parts_.heap.streams().mark_all(streams, &marks).is_ok()) return;
   const auto is_ahead = [&marks] {
     return std::ranges::any_of(marks, [](const StreamMark& mark) { return !mark.poll(); });
   };

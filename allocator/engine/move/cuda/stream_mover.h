@@ -40,7 +40,6 @@
 #include "platform/cuda/copy_kernel.h"
 #include "platform/cuda/device_hasher.h"
 #include "platform/cuda/direct_storage.h"
-#include "platform/cuda/stream_mark.h"
 #include "tier/disk_tier.h"
 #include "tier/host_tier.h"
 
@@ -62,10 +61,9 @@ struct DeviceKernels {
 
 class StreamMover final : public Mover {
  public:
-  /// All of them outlive the mover.
-  static Result<std::unique_ptr<StreamMover>> create(const Gpu& gpu, StreamMarks& marks,
-                                                     CudaHeap& heap, const TiersBelow& below,
-                                                     const DeviceKernels& kernels, Stats& stats);
+  /// All but the streams outlive the mover, which has these.
+  StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
+              const DeviceKernels& kernels, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
   ~StreamMover() override;
 
@@ -81,26 +79,26 @@ class StreamMover final : public Mover {
 
   EvictionResult evict(std::span<Extent* const> extents) override;
   void evict_requested(EvictionSource& source) override { evictions_.evict(source); }
-  std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override;
+  std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> requests) override {
+    return evictions_.mark_users(requests);
+  }
   uint64_t bytes_at_once() const override { return link_.bytes_at_once(); }
   bool are_ops_queued() const override { return true; }
   void wait_while_ahead(StreamSet streams, const std::function<bool()>& is_worth_it) override;
-  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override;
+  void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) override {
+    fetches_.fetch(extents, streams, wait);
+  }
   uint64_t prefetch(RequestSource& requests) override { return fetches_.prefetch(requests); }
   void set_next_uses(const NextUses* next_uses) override;
   void describe_below(Machine* machine) const override;
   void settle(bool may_wait) override { flights_.settle(may_wait); }
 
  private:
-  StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
-              const DeviceKernels& kernels, Stats& stats);
-  StreamParts parts(const DeviceKernels& kernels);
-
-  CudaHeap& heap_;
   HostTier& host_;
   const std::unique_ptr<HostSpill> spill_;  // null where there is no disk
   const std::unique_ptr<HostAhead> ahead_;  // null where spill_ is
   const CopyStreams streams_;
+  const StreamParts parts_;
   Flights flights_;
   LinkCopies link_;
   HostBlocks blocks_;
