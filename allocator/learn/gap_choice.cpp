@@ -45,6 +45,8 @@ class GapChoice {
   }
 
  private:
+  using From = LinkTime::From;
+
   /// The bins in which the tensor is away, and what its moves take.
   struct Candidate {
     BinTimeline::Range away;
@@ -168,13 +170,13 @@ class GapChoice {
     BinTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
     if (candidate->write_ns > 0) {
-      const auto leaving = link_for_writes().bins_forward(away, candidate->write_ns);
+      const auto leaving = link_for_writes().bins(away, candidate->write_ns, From::kStart);
       if (!leaving || *leaving >= away.count) return false;
       away.first = (away.first + *leaving) % timeline_.count();
       away.count -= *leaving;
     }
     if (candidate->read_ns > 0) {
-      const auto coming = read_link_.bins_backward(away, candidate->read_ns);
+      const auto coming = read_link_.bins(away, candidate->read_ns, From::kEnd);
       if (!coming || *coming >= away.count) return false;
       away.count -= *coming;
     }
@@ -187,8 +189,8 @@ class GapChoice {
     away_[index] = candidate.away;
     excess_.take(candidate.away, trace_.tensors[gap.tensor].bytes);
     const BinTimeline::Range idle = timeline_.inside(gap);
-    link_for_writes().take_forward(idle, candidate.write_ns);
-    read_link_.take_backward(idle, candidate.read_ns);
+    link_for_writes().take(idle, candidate.write_ns, From::kStart);
+    read_link_.take(idle, candidate.read_ns, From::kEnd);
   }
 
   // A later choice may have made an earlier one needless. Short gaps are given up first: they free

@@ -90,7 +90,7 @@ class FetchSchedule {
     const BinTimeline::Range idle = timeline_.inside(gap);
     if (idle.count == 0) return gap.before;
     const auto read_ns = static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(bytes)));
-    const uint32_t bins = link->bins_backward(idle, read_ns).value_or(idle.count);
+    const uint32_t bins = link->bins(idle, read_ns, LinkTime::From::kEnd).value_or(idle.count);
     uint32_t bin = (idle.first + idle.count - 1) % timeline_.count();
     Tick fetch_at = gap.before;
     for (uint32_t walked = 0; walked < bins; ++walked) {
@@ -99,7 +99,7 @@ class FetchSchedule {
       fetch_at = timeline_.first_tick(bin);
       bin = timeline_.previous(bin);
     }
-    link->take_backward(idle, read_ns);
+    link->take(idle, read_ns, LinkTime::From::kEnd);
     return fetch_at;
   }
 
