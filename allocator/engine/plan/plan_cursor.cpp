@@ -29,7 +29,7 @@ constexpr double kNearEnough = 1.1;
 bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
   MutexLock lock(mutex_);
   ++following_.ticks_seen;
-  remember(digest);
+  history_[history_count_++ % kGram] = digest;
   if (has_pending_.load(std::memory_order_relaxed)) give_held_fetches();
   if (current_ != nullptr && !follow(digest, extents, is_chunk)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
@@ -184,17 +184,15 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
     current_->roles->follow(tick, extents);
   }
   const bool tells_size = note_sizes(tick, extents);
-  append_requests_of(tick);
+  append_fetches_of(tick);
+  append_evictions(current_->plan().moves.evictions_after.at(tick));
   position_ = tick + 1;
   if (position_ == current_->plan().tick_count()) {
     position_ = 0;
     end_period();
   }
   if (tells_size) choose_plan();
-  if (std::exchange(is_replaced_, false)) {
-    catch_up();
-    catch_up_evictions();
-  }
+  if (std::exchange(is_replaced_, false)) catch_up(true);
 }
 
 // Returns whether the tick tells the kind's plans apart.
@@ -277,12 +275,14 @@ void PlanCursor::give_up_place() {
 
 // Requests the fetches that should be under way at this place by now, and those of what the plan
 // expects to be resident. Before a plan is followed, anything may be cold, and another plan may
-// have kept other tensors.
-void PlanCursor::catch_up() {
+// have kept other tensors. Where the plan took the place of another one, requests the evictions,
+// too, that the plan would have requested by now.
+void PlanCursor::catch_up(bool with_evictions) {
   const LearnedPlan& plan = current_->plan();
   const Tick count = plan.tick_count();
   std::vector<bool> is_away(current_->bindings.size());  // by plan
   std::vector<std::pair<uint64_t, uint32_t>> by_deadline;
+  std::vector<uint32_t> leaving;
   for (const PlannedMove& move : plan.planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
     const Tick to_fetch = (position_ + count - move.fetch_at) % count;
@@ -294,6 +294,8 @@ void PlanCursor::catch_up() {
     if (since_eviction < (move.needed_at + count - 1 - move.evict_after) % count) {
       is_away[move.tensor] = true;
     }
+    const Tick away = (move.fetch_at + count - move.evict_after) % count;
+    if (with_evictions && since_eviction < away) leaving.push_back(move.tensor);
   }
   for (uint32_t tensor = 0; tensor < is_away.size(); ++tensor) {
     const Extent* extent = current_->bindings[tensor].extent;
@@ -306,40 +308,13 @@ void PlanCursor::catch_up() {
   tensors.reserve(by_deadline.size());
   for (const auto& [deadline, tensor] : by_deadline) tensors.push_back(tensor);
   append_requests(tensors, &fetches_);
+  append_evictions(leaving);
 }
 
-// Another plan took the place of the one followed until now. Requests the evictions that it would
-// have requested by now.
-void PlanCursor::catch_up_evictions() {
-  const Tick count = current_->plan().tick_count();
-  std::vector<uint32_t> tensors;
-  for (const PlannedMove& move : current_->plan().planned.plan.moves) {
-    if (move.fetch_at == kNoTick) continue;
-    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
-    const Tick away = (move.fetch_at + count - move.evict_after) % count;
-    if (since_eviction < away) tensors.push_back(move.tensor);
-  }
-  append_evictions(tensors);
-}
-
-void PlanCursor::append_requests_of(Tick tick) {
-  append_fetches_of(tick);
-  append_evictions(current_->plan().moves.evictions_after.at(tick));
-}
-
+// A tensor that a plan for larger sizes evicted in the step before may be cold, although the
+// present plan keeps it.
 void PlanCursor::append_fetches_of(Tick tick) {
   append_requests(current_->plan().moves.fetches_at.at(tick), &fetches_);
-  append_fetches_of_larger_plans(tick);
-}
-
-void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
-  if (tensors.empty()) return;
-  append_requests(tensors, &pending_of_thread().evictions);
-}
-
-// A tensor that a plan for larger sizes evicted in the step before may be cold, although this one
-// keeps it.
-void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
   for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {
     for (const uint32_t tensor : current_->kind.plans[larger]->moves.fetches_at.at(tick)) {
       const Extent* extent = current_->bindings[tensor].extent;
@@ -347,6 +322,11 @@ void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
       append_requests(std::span(&tensor, 1), &fetches_);
     }
   }
+}
+
+void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
+  if (tensors.empty()) return;
+  append_requests(tensors, &pending_of_thread().evictions);
 }
 
 void PlanCursor::append_requests(std::span<const uint32_t> tensors,
@@ -373,11 +353,6 @@ TENCACHE_SLOW void PlanCursor::give_pending() {
   // The op that has just closed was a use, too, so the requests are dated after it.
   for (MoveRequest& request : evictions) request.given_at = timestamp();
   if (!evictions.empty()) sink_.evict(evictions);
-}
-
-void PlanCursor::remember(uint64_t digest) {
-  history_[history_count_ % kGram] = digest;
-  ++history_count_;
 }
 
 // The kind's plan for about so many bytes, else the smallest that is for more, else the largest.

@@ -183,8 +183,7 @@ class PlanCursor final : public NextUses {
   bool note_sizes(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void choose_plan() TENCACHE_REQUIRES(mutex_);
   void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
-  void catch_up() TENCACHE_REQUIRES(mutex_);
-  void catch_up_evictions() TENCACHE_REQUIRES(mutex_);
+  void catch_up(bool with_evictions) TENCACHE_REQUIRES(mutex_);
   void end_period() TENCACHE_REQUIRES(mutex_);
   void get_lost() TENCACHE_REQUIRES(mutex_);
   void give_up_place() TENCACHE_REQUIRES(mutex_);
@@ -194,7 +193,6 @@ class PlanCursor final : public NextUses {
   static BoundPlan bind(const LearnedKind& kind, const ExtentsById& extents);
   static size_t place_of_size(const LearnedKind& kind, uint64_t born_bytes);
   static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
-  void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_fetches_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
@@ -202,8 +200,6 @@ class PlanCursor final : public NextUses {
   Pending& pending_of_thread() TENCACHE_REQUIRES(mutex_);
   void give_fetches(std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void give_held_fetches() TENCACHE_REQUIRES(mutex_);
-  void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
-  void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
   void give_pending() TENCACHE_EXCLUDES(mutex_);
 

@@ -143,7 +143,7 @@ void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents
     if (bound_plan.roles) bound_plan.roles->forget_seen();
   }
   step_on(place.tick, extents);
-  catch_up();
+  catch_up(false);
 }
 
 }  // namespace tencache
