@@ -55,6 +55,12 @@ bool Period::has_unknown_extents() const {
   return std::ranges::find(extent_ids, kUnknownExtent) != extent_ids.end();
 }
 
+bool Period::names_always_there(Tick tick) const {
+  return std::ranges::any_of(trace.ops[tick].accesses, [this](const TraceAccess& access) {
+    return extent_ids[access.tensor] != 0;
+  });
+}
+
 bool Period::is_same_kind(const Period& other) const {
   if (digests != other.digests) return false;
   if (!std::ranges::equal(extent_ids, other.extent_ids, may_be_same)) return false;

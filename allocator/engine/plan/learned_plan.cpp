@@ -62,11 +62,6 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
   learned->bound_ns = bound_step_ns(trace, bound_machine);
   learned->bound_bytes_read = bound_bytes_read(trace, bound_machine.budget_bytes);
   learned->uses = uses_by_tensor(trace);
-  for (const TraceOp& op : trace.ops) {
-    learned->names_known.push_back(std::ranges::any_of(op.accesses, [&](const TraceAccess& access) {
-      return period->extent_ids[access.tensor] != 0;
-    }));
-  }
   learned->period = std::move(period);
   learned->moves = PlanByTick(learned->planned.plan, learned->tick_count());
   return learned;

@@ -161,12 +161,13 @@ void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
 // The next tick of the plan that agrees, if not too many are missing before it.
 std::optional<Tick> PlanCursor::tick_ahead(uint64_t digest,
                                            std::span<Extent* const> extents) const {
-  const Tick count = current_->plan().tick_count();
+  const Period& period = *current_->plan().period;
+  const Tick count = period.trace.tick_count();
   const Tick skipped_max = std::min(kSkippedToKnownMax, count - 1);
   for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
     const Tick tick = (position_ + skipped) % count;
-    if (skipped > kSkippedMax && !current_->plan().names_known[tick]) continue;
-    if (agrees(*current_, tick, digest, extents)) return tick;
+    if (!agrees(*current_, tick, digest, extents)) continue;
+    if (skipped <= kSkippedMax || period.names_always_there(tick)) return tick;
   }
   return std::nullopt;
 }

@@ -85,12 +85,6 @@ Tick StoredRoles::before(Tick tick, size_t age) const {
   return static_cast<Tick>((tick + count - age % count) % count);
 }
 
-bool StoredRoles::names_always_there(Tick tick) const {
-  return std::ranges::any_of(period_->trace.ops[tick].accesses, [this](const TraceAccess& access) {
-    return period_->extent_ids[access.tensor] != 0;
-  });
-}
-
 void StoredRoles::see(uint64_t digest, std::span<Extent* const> extents) {
   SeenTick& tick = seen_[seen_count_ % seen_.size()];
   ++seen_count_;
@@ -102,12 +96,12 @@ void StoredRoles::see(uint64_t digest, std::span<Extent* const> extents) {
 
 bool StoredRoles::fits_seen(Tick tick) const {
   if (seen_count() < kBefore) return false;
-  bool tells = names_always_there(tick);
+  bool tells = period_->names_always_there(tick);
   for (size_t age = 1; age <= kBefore; ++age) {
     const Tick earlier = before(tick, age);
     const std::span<const Named> extents = seen(age).extents;
     if (!agrees_with(earlier, extents, Unknown::kMayBeIt)) return false;
-    tells = tells || names_always_there(earlier);
+    tells = tells || period_->names_always_there(earlier);
   }
   return tells;
 }

@@ -99,7 +99,6 @@ class StoredRoles {
   /// One of them; the newest has age 1.
   const SeenTick& seen(size_t age) const { return seen_[(seen_count_ - age) % seen_.size()]; }
   Tick before(Tick tick, size_t age) const;
-  bool names_always_there(Tick tick) const;
   bool is_held() const;
   void unbind(uint32_t tensor);
   void forget_all();
