@@ -176,8 +176,7 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
   candidates_.clear();
   const std::vector<TraceAccess>& accesses = current_->kind.period().trace.ops[tick].accesses;
   for (size_t index = 0; index < accesses.size(); ++index) {
-    current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id,
-                                                  extents[index]->bytes};
+    current_->bindings[accesses[index].tensor] = noted(extents[index]);
   }
   ++following_.ticks_followed;
   if (current_->roles) {
@@ -335,9 +334,9 @@ void PlanCursor::append_requests(std::span<const uint32_t> tensors,
   if (tensors.empty()) return;
   const uint64_t now = timestamp();
   for (const uint32_t tensor : tensors) {
-    const Binding& binding = current_->bindings[tensor];
+    const NotedExtent& binding = current_->bindings[tensor];
     if (binding.extent == nullptr) continue;
-    requests->push_back({binding.extent, binding.extent_id, binding.bytes, now});
+    requests->push_back({binding.extent, binding.id, binding.bytes, now});
   }
 }
 
@@ -374,7 +373,7 @@ void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
   if (bound_plan->roles && old->roles) bound_plan->roles = std::move(old->roles);
   for (size_t tensor = 0; tensor < old->bindings.size(); ++tensor) {
-    const Binding& binding = old->bindings[tensor];
+    const NotedExtent& binding = old->bindings[tensor];
     if (binding.extent != nullptr) bound_plan->bindings[tensor] = binding;
   }
 }
@@ -455,7 +454,7 @@ std::vector<uint64_t> PlanCursor::found_extents(uint64_t kind) const {
 // thousands of extents.
 std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   std::shared_ptr<const LearnedPlan> plan;
-  std::vector<Binding> bindings;
+  std::vector<NotedExtent> bindings;
   Tick position = 0;
   {
     MutexLock lock(mutex_);
@@ -467,8 +466,8 @@ std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   std::unordered_map<const Extent*, uint64_t> uses;
   uses.reserve(bindings.size());
   for (uint32_t tensor = 0; tensor < bindings.size(); ++tensor) {
-    const Binding& binding = bindings[tensor];
-    if (binding.extent == nullptr || binding.extent->id != binding.extent_id) continue;
+    const NotedExtent& binding = bindings[tensor];
+    if (binding.extent == nullptr || !binding.is_current()) continue;
     if (plan->uses[tensor].empty()) continue;
     uses[binding.extent] = plan->ticks_to_next_use(tensor, position);
   }

@@ -23,6 +23,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "engine/parts.h"
+#include "engine/plan/noted_extent.h"
 
 namespace tencache {
 
@@ -45,10 +46,7 @@ class UpcomingUses final : public NextUses {
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
 
  private:
-  struct Use {
-    Extent* extent = nullptr;
-    uint64_t extent_id = 0;
-    uint64_t bytes = 0;
+  struct Use : NotedExtent {
     bool is_requested = false;
   };
 
