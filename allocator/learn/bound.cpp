@@ -89,7 +89,7 @@ class FractionalBelady {
     if (gap.comes_back()) {
       with_room_.insert(running);
     } else {
-      move_out(running, trace_.tensors[gap.tensor].bytes);
+      move_out(running, gap.bytes);
     }
   }
 
@@ -107,7 +107,7 @@ class FractionalBelady {
   void push_out(uint64_t bytes) {
     while (bytes > 0 && !with_room_.empty()) {
       const Running last = *with_room_.rbegin();
-      const uint64_t all = trace_.tensors[gaps_[last.gap].tensor].bytes;
+      const uint64_t all = gaps_[last.gap].bytes;
       const uint64_t moved = std::min(bytes, all - gone_bytes_[last.number]);
       move_out(last, moved);
       bytes -= moved;

@@ -139,19 +139,19 @@ class GapChoice {
 
   Candidate weigh(uint32_t index, bool writes, bool only_hidden) {
     const Gap& gap = gaps_[index];
-    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
     const bool reads = gap.comes_back();
     Candidate candidate;
-    candidate.write_ns = writes ? machine_.write_ns(bytes) : 0;
-    candidate.read_ns = reads ? machine_.read_ns(bytes) : 0;
+    candidate.write_ns = writes ? machine_.write_ns(gap.bytes) : 0;
+    candidate.read_ns = reads ? machine_.read_ns(gap.bytes) : 0;
     candidate.away = timeline_.inside(gap);
-    candidate.cost_ns = price_of(candidate) + static_cast<double>(machine_.work_ns(
-                                                  reads ? bytes : 0, writes ? bytes : 0, bytes));
+    const uint64_t work_ns =
+        machine_.work_ns(reads ? gap.bytes : 0, writes ? gap.bytes : 0, gap.bytes);
+    candidate.cost_ns = price_of(candidate) + static_cast<double>(work_ns);
     if (only_hidden && !shrink_to_hidden(&candidate)) {
       candidate.away = {};
       return candidate;
     }
-    candidate.benefit = excess_.benefit(candidate.away, bytes);
+    candidate.benefit = excess_.benefit(candidate.away, gap.bytes);
     return candidate;
   }
 
@@ -187,7 +187,7 @@ class GapChoice {
     const Gap& gap = gaps_[index];
     chosen_[index] = true;
     away_[index] = candidate.away;
-    excess_.take(candidate.away, trace_.tensors[gap.tensor].bytes);
+    excess_.take(candidate.away, gap.bytes);
     const BinTimeline::Range idle = timeline_.inside(gap);
     link_for_writes().take(idle, candidate.write_ns, From::kStart);
     read_link_.take(idle, candidate.read_ns, From::kEnd);
@@ -201,21 +201,19 @@ class GapChoice {
     for (uint32_t index = 0; index < gaps_.size(); ++index) {
       if (!chosen_[index]) continue;
       chosen.push_back(index);
-      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
-      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= bytes; });
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= gaps_[index].bytes; });
     }
     std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
       return away_[left].count < away_[right].count;
     });
     for (const uint32_t index : chosen) {
-      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
       bool is_needless = !writes_for_others(index);
       timeline_.for_each(away_[index], [&](uint32_t bin) {
-        is_needless &= used[bin] + bytes <= machine_.budget_bytes;
+        is_needless &= used[bin] + gaps_[index].bytes <= machine_.budget_bytes;
       });
       if (!is_needless) continue;
       chosen_[index] = false;
-      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += bytes; });
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += gaps_[index].bytes; });
     }
   }
 

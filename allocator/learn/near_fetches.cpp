@@ -7,7 +7,6 @@ namespace tencache {
 
 Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_bytes) {
   const Tick count = trace.tick_count();
-  const auto bytes_of = [&](const Gap& gap) { return trace.tensors[gap.tensor].bytes; };
   std::stable_sort(chosen.begin(), chosen.end(),
                    [](const Gap& left, const Gap& right) { return left.before < right.before; });
   Plan plan;
@@ -23,10 +22,10 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
   uint64_t bytes = 0;
   for (size_t number = 0; number < 2 * returning; ++number) {
     const Gap& gap = chosen[number % returning];
-    bytes += bytes_of(gap);
+    bytes += gap.bytes;
     while (bytes > ahead_bytes && first < number &&
            chosen[(first + 1) % returning].before != gap.before) {
-      bytes -= bytes_of(chosen[first++ % returning]);
+      bytes -= chosen[first++ % returning].bytes;
     }
     if (number < returning) continue;
     const Tick since_first = (gap.before + count - chosen[first % returning].before) % count;

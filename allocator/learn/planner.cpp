@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "learn/bin_room.h"
 #include "learn/bin_timeline.h"
 #include "learn/bound.h"
 #include "learn/early_fetches.h"
@@ -44,28 +45,26 @@ class FetchSchedule {
  public:
   FetchSchedule(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
                 std::vector<Gap> chosen)
-      : trace_(trace), machine_(machine), timeline_(timeline), chosen_(std::move(chosen)) {
-    leads_.assign(chosen_.size(), 1.0);
+      : machine_(machine),
+        timeline_(timeline),
+        chosen_(std::move(chosen)),
+        leads_(chosen_.size(), 1.0),
+        room_(trace, machine.budget_bytes, timeline, chosen_) {
     // From the last deadline backwards, so that each fetch takes the latest time that is left.
     std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
       return left.before > right.before;
     });
-    used_ = timeline_.maxima(trace_.bytes_by_tick());
-    for (const Gap& gap : chosen_) {
-      const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
-      timeline_.for_each(timeline_.inside(gap), [&](uint32_t bin) { used_[bin] -= bytes; });
-    }
   }
 
   Plan make(double lead) const {
-    std::vector<uint64_t> used = used_;
+    BinRoom room = room_;
     LinkTime link(timeline_);
     Plan plan;
     plan.moves.reserve(chosen_.size());
     for (size_t index = 0; index < chosen_.size(); ++index) {
       const Gap& gap = chosen_[index];
       PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
-      if (gap.comes_back()) move.fetch_at = place(gap, lead * leads_[index], &used, &link);
+      if (gap.comes_back()) move.fetch_at = place(gap, lead * leads_[index], &room, &link);
       plan.moves.push_back(move);
     }
     return plan;
@@ -85,30 +84,20 @@ class FetchSchedule {
 
  private:
   // Walks back from the deadline as far as the link needs, never into a bin without room.
-  Tick place(const Gap& gap, double lead, std::vector<uint64_t>* used, LinkTime* link) const {
-    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+  Tick place(const Gap& gap, double lead, BinRoom* room, LinkTime* link) const {
     const BinTimeline::Range idle = timeline_.inside(gap);
-    if (idle.count == 0) return gap.before;
-    const auto read_ns = static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(bytes)));
+    const auto read_ns =
+        static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(gap.bytes)));
     const uint32_t bins = link->bins(idle, read_ns, LinkTime::From::kEnd).value_or(idle.count);
-    uint32_t bin = (idle.first + idle.count - 1) % timeline_.count();
-    Tick fetch_at = gap.before;
-    for (uint32_t walked = 0; walked < bins; ++walked) {
-      if ((*used)[bin] + bytes > machine_.budget_bytes) break;
-      (*used)[bin] += bytes;
-      fetch_at = timeline_.first_tick(bin);
-      bin = timeline_.previous(bin);
-    }
     link->take(idle, read_ns, LinkTime::From::kEnd);
-    return fetch_at;
+    return room->fetch_at(gap, idle, bins);
   }
 
-  const Trace& trace_;
   const Machine& machine_;
   const BinTimeline& timeline_;
   std::vector<Gap> chosen_;
   std::vector<double> leads_;
-  std::vector<uint64_t> used_;  // by bin, while everything chosen is away
+  const BinRoom room_;  // while everything chosen is away
 };
 
 // The gaps that an unplanned run used.

@@ -158,7 +158,7 @@ std::vector<Gap> gaps_of(const Trace& trace) {
     for (size_t use = 0; use < uses.size(); ++use) {
       was_written |= uses[use].is_write;
       const bool is_last = use + 1 == uses.size();
-      Gap gap{index, uses[use].tick, kNoTick, 0, was_written};
+      Gap gap{index, tensor.bytes, uses[use].tick, kNoTick, 0, was_written};
       if (!is_last || tensor.is_persistent()) {
         gap.before = uses[is_last ? 0 : use + 1].tick;
         gap.until = (gap.before + count - 1) % count;

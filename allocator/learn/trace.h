@@ -70,6 +70,7 @@ struct Trace {
 /// <= after.
 struct Gap {
   uint32_t tensor = 0;
+  uint64_t bytes = 0;  // of the tensor
   Tick after = 0;
   Tick before = kNoTick;     // kNoTick: it is freed, unused, after `until`
   Tick until = 0;            // the last tick of the gap
