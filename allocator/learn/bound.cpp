@@ -2,6 +2,7 @@
 #include "learn/bound.h"
 
 #include <algorithm>
+#include <compare>
 #include <set>
 #include <utility>
 #include <vector>
@@ -56,9 +57,7 @@ class FractionalBelady {
     uint64_t end_tick;
     uint32_t number;  // tells apart gaps with the same end
     uint32_t gap;
-    bool operator<(const Running& other) const {
-      return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
-    }
+    auto operator<=>(const Running&) const = default;
   };
 
   void play(uint64_t repetition) {

@@ -18,8 +18,7 @@ Plan fetch_when_room(const Trace& trace, uint64_t budget_bytes, const BinTimelin
     const Tick until_deadline = gap.comes_back() ? (gap.before + count - begin - 1) % count : count;
     return std::tuple(until_deadline, count - gap.after, gap.tensor);
   };
-  std::sort(chosen.begin(), chosen.end(),
-            [&](const Gap& left, const Gap& right) { return order(left) < order(right); });
+  std::ranges::sort(chosen, {}, order);
   Plan plan;
   plan.moves.reserve(chosen.size());
   for (const Gap& gap : chosen) {

@@ -203,9 +203,7 @@ class GapChoice {
       chosen.push_back(index);
       timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= gaps_[index].bytes; });
     }
-    std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
-      return away_[left].count < away_[right].count;
-    });
+    std::ranges::stable_sort(chosen, {}, [&](uint32_t index) { return away_[index].count; });
     for (const uint32_t index : chosen) {
       bool is_needless = !writes_for_others(index);
       timeline_.for_each(away_[index], [&](uint32_t bin) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <map>
 #include <optional>
 #include <set>
@@ -82,9 +83,7 @@ class LocalSearch {
   struct Wait {
     Tick tick = 0;
     uint32_t tensor = 0;
-    bool operator<(const Wait& other) const {
-      return std::pair(tick, tensor) < std::pair(other.tick, other.tensor);
-    }
+    auto operator<=>(const Wait&) const = default;
   };
 
   void leave_later() {

@@ -7,15 +7,13 @@ namespace tencache {
 
 Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_bytes) {
   const Tick count = trace.tick_count();
-  std::stable_sort(chosen.begin(), chosen.end(),
-                   [](const Gap& left, const Gap& right) { return left.before < right.before; });
+  std::ranges::stable_sort(chosen, {}, &Gap::before);
   Plan plan;
   plan.moves.reserve(chosen.size());
   for (const Gap& gap : chosen) {
     plan.moves.push_back({gap.tensor, gap.after, kNoTick, gap.before});
   }
-  const auto first_without =
-      std::find_if(chosen.begin(), chosen.end(), [](const Gap& gap) { return !gap.comes_back(); });
+  const auto first_without = std::ranges::find(chosen, kNoTick, &Gap::before);
   const size_t returning = static_cast<size_t>(first_without - chosen.begin());
   // The fetches of two repetitions in a row; the first of those that count as ahead is `first`.
   size_t first = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -51,9 +52,7 @@ class FetchSchedule {
         leads_(chosen_.size(), 1.0),
         room_(trace, machine.budget_bytes, timeline, chosen_) {
     // From the last deadline backwards, so that each fetch takes the latest time that is left.
-    std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
-      return left.before > right.before;
-    });
+    std::ranges::stable_sort(chosen_, std::ranges::greater{}, &Gap::before);
   }
 
   Plan make(double lead) const {

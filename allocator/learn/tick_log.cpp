@@ -25,9 +25,7 @@ void TickLog::append(const std::vector<ThreadEvents>& threads) {
     for (const Event& event : thread.events) merged.push_back({thread.thread_index, &event});
   }
   if (lost_count_ > lost_before) clear();
-  std::stable_sort(merged.begin(), merged.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
-    return a.event->at < b.event->at;
-  });
+  std::ranges::stable_sort(merged, {}, [](const ThreadEvent& entry) { return entry.event->at; });
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 

@@ -61,8 +61,6 @@ struct Trace {
   /// The smallest budget that is never exceeded: what the most demanding op names and allocates,
   /// besides the bytes that never leave (fixed ones, and tensors that no op names).
   uint64_t largest_op_bytes() const;
-  /// When each op begins if nothing ever waits; one more entry for the end of the period.
-  std::vector<uint64_t> begin_ns() const;
 };
 
 /// A time in which a tensor is there but no op names it, so it could be elsewhere. It lasts from

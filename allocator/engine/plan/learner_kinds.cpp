@@ -109,9 +109,7 @@ void Learner::note_no_guess() {
 
 void Learner::drop_least_used() {
   if (!is_full()) return;
-  kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
-    return a.used_at < b.used_at;
-  }));
+  kinds_.erase(std::ranges::min_element(kinds_, {}, &Kind::used_at));
   ++dropped_;
 }
 
