@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "learn/trace_index.h"
 #include "learn/window_bound.h"
 
 namespace tencache {
@@ -143,8 +144,9 @@ uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
       transfer_ns(bound_bytes_read(trace, machine.budget_bytes), machine.read_bytes_per_s);
   // A burst may lie across the border of the period, where an optimizer's step follows the end of
   // the backward pass.
-  const WindowTimes from_begin = longest_windows(trace, machine, 0);
-  const WindowTimes from_middle = longest_windows(trace, machine, trace.tick_count() / 2);
+  const TraceIndex index(trace);
+  const WindowTimes from_begin = longest_windows(index, machine, 0);
+  const WindowTimes from_middle = longest_windows(index, machine, trace.tick_count() / 2);
   uint64_t step_ns = std::max({read_ns, from_begin.step_ns, from_middle.step_ns});
   if (machine.is_half_duplex) {
     step_ns = std::max(step_ns, read_ns + std::max(from_begin.write_ns, from_middle.write_ns));

@@ -15,7 +15,7 @@ Plan fetch_when_room(const Trace& trace, uint64_t budget_bytes, const BinTimelin
   const Tick begin = timeline.first_tick(room.emptiest());
   // Among equal deadlines, the tensor that left last comes first: it may have the least time.
   const auto order = [&](const Gap& gap) {
-    const Tick until_deadline = gap.comes_back() ? (gap.before + count - begin - 1) % count : count;
+    const Tick until_deadline = gap.comes_back() ? trace.ticks_from(begin + 1, gap.before) : count;
     return std::tuple(until_deadline, count - gap.after, gap.tensor);
   };
   std::ranges::sort(chosen, {}, order);

@@ -26,9 +26,9 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
       bytes -= chosen[first++ % returning].bytes;
     }
     if (number < returning) continue;
-    const Tick since_first = (gap.before + count - chosen[first % returning].before) % count;
+    const Tick since_first = trace.ticks_from(chosen[first % returning].before, gap.before);
     const Tick ahead = number - first < returning ? since_first : count;
-    const Tick length = (gap.before + count - gap.after - 1) % count + 1;
+    const Tick length = trace.ticks_from(gap.after + 1, gap.before) + 1;
     plan.moves[number % returning].fetch_at =
         (gap.before + count - std::min(ahead, length - 1)) % count;
   }

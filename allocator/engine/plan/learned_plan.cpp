@@ -85,17 +85,16 @@ void LearnedKind::take(const std::shared_ptr<const LearnedPlan>& learned) {
 
 uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const std::vector<Tick>& ticks = uses[tensor];
-  const uint64_t count = tick_count();
   const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
   const Tick next = later == ticks.end() ? ticks.front() : *later;
-  const TraceTensor& life = period->trace.tensors[tensor];
+  const Trace& trace = period->trace;
+  const TraceTensor& life = trace.tensors[tensor];
   // A tensor that is not used again in this life: its room is wanted until it is freed. The op
   // before the position may be open still, and free it in a moment.
   if (!life.is_persistent() && next == life.allocated_at) {
-    const uint64_t open = (position + count - 1) % count;
-    return (life.freed_at + count - open) % count;
+    return trace.ticks_from(position, life.freed_at + 1);
   }
-  return (next + count - position) % count;
+  return trace.ticks_from(position, next);
 }
 
 }  // namespace tencache

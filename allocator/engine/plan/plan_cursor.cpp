@@ -102,8 +102,7 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool 
   if (other && &bound_plans_[other->bound_plan] != current_) return false;
   if (doubt_ > kDoubtMax && !other) return false;
   if (const std::optional<Tick> tick = other ? std::nullopt : tick_ahead(digest, extents)) {
-    const Tick count = current_->plan().tick_count();
-    pass_over((*tick + count - position_) % count);
+    pass_over(current_->plan().period->trace.ticks_from(position_, *tick));
     is_surprised_ = false;
     step_on(*tick, extents);
     return true;
@@ -279,22 +278,20 @@ void PlanCursor::give_up_place() {
 // too, that the plan would have requested by now.
 void PlanCursor::catch_up(bool with_evictions) {
   const LearnedPlan& plan = current_->plan();
-  const Tick count = plan.tick_count();
+  const Trace& trace = plan.period->trace;
   std::vector<bool> is_away(current_->bindings.size());  // by plan
   std::vector<std::pair<uint64_t, uint32_t>> by_deadline;
   std::vector<uint32_t> leaving;
   for (const PlannedMove& move : plan.planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
-    const Tick to_fetch = (position_ + count - move.fetch_at) % count;
-    const Tick window = (move.needed_at + count - move.fetch_at) % count;
-    if (to_fetch < window) {
-      by_deadline.emplace_back((move.needed_at + count - position_) % count, move.tensor);
+    const Tick window = trace.ticks_from(move.fetch_at, move.needed_at);
+    if (trace.ticks_from(move.fetch_at, position_) < window) {
+      by_deadline.emplace_back(trace.ticks_from(position_, move.needed_at), move.tensor);
     }
-    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
-    if (since_eviction < (move.needed_at + count - 1 - move.evict_after) % count) {
-      is_away[move.tensor] = true;
-    }
-    const Tick away = (move.fetch_at + count - move.evict_after) % count;
+    const Tick left_at = move.evict_after + 1;
+    const Tick since_eviction = trace.ticks_from(left_at, position_);
+    if (since_eviction < trace.ticks_from(left_at, move.needed_at)) is_away[move.tensor] = true;
+    const Tick away = trace.ticks_from(move.evict_after, move.fetch_at);
     if (with_evictions && since_eviction < away) leaving.push_back(move.tensor);
   }
   for (uint32_t tensor = 0; tensor < is_away.size(); ++tensor) {
