@@ -8,7 +8,6 @@ namespace tencache {
 TraceIndex::TraceIndex(const Trace& trace)
     : trace_(trace),
       uses_(trace),
-      compute_ns_(trace.compute_ns()),
       next_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kFarthestNextUse),
       last_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kLeastRecentlyUsed) {
   std::vector<std::pair<Tick, uint32_t>> births;

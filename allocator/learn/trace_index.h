@@ -30,7 +30,6 @@ class TraceIndex {
 
   const Trace& trace() const { return trace_; }
   const TensorUses& uses() const { return uses_; }
-  uint64_t compute_ns() const { return compute_ns_; }
   std::span<const uint32_t> born_at(Tick tick) const { return born_at_.at(tick); }
   std::span<const uint32_t> freed_at(Tick tick) const { return freed_at_.at(tick); }
   /// What the op names, then what it allocates.
@@ -45,7 +44,6 @@ class TraceIndex {
  private:
   const Trace& trace_;
   const TensorUses uses_;
-  const uint64_t compute_ns_;
   TensorsByTick born_at_;
   TensorsByTick freed_at_;
   const UsesByTick next_uses_;
