@@ -46,9 +46,7 @@ class LocalSearch {
   }
 
   void run() {
-    const Simulation& simulation = best_.simulation;
-    const bool waits = simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
-    if (!waits || plays_left_ < kPlaysMin) return;
+    if (!best_.simulation.has_stalls() || plays_left_ < kPlaysMin) return;
     leave_later();
     climb();
     plays_left_ = std::min(plays_left_, kFrontOpsMax / trace_.tick_count());
@@ -151,8 +149,8 @@ class LocalSearch {
       const Tick end = gap.comes_back() ? move.fetch_at : gap.until;
       const Tick length = trace_.ticks_from(gap.after, end);
       const Tick since = trace_.ticks_from(gap.after, tick);
-      const Tick gone = trace_.ticks_from(move.evict_after, tick);
-      if (since >= length || gone > trace_.tick_count() / kRecentParts) continue;
+      const Tick since_eviction = trace_.ticks_from(move.evict_after, tick);
+      if (since >= length || since_eviction > trace_.tick_count() / kRecentParts) continue;
       const Tick later = std::min(since + ops, length - 1);
       if (later <= trace_.ticks_from(gap.after, move.evict_after)) continue;
       move.evict_after = (gap.after + later) % trace_.tick_count();

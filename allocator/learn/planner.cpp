@@ -111,10 +111,6 @@ std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>
   return gaps;
 }
 
-bool has_stalls(const Simulation& simulation) {
-  return simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
-}
-
 /// Makes plans, plays them, and keeps the best.
 class Search {
  public:
@@ -158,7 +154,7 @@ class Search {
   // Whether the program waits, and longer than the bound says that it must.
   bool may_improve() {
     if (!has_time()) return false;
-    if (!has_stalls(best_.simulation)) return false;
+    if (!best_.simulation.has_stalls()) return false;
     if (best_.simulation.over_budget_bytes > 0) return true;
     if (bound_ns_ == 0) bound_ns_ = bound_step_ns(trace_, machine_);
     return best_.simulation.step_ns > bound_ns_ + bound_ns_ / kStepParts;
@@ -265,16 +261,12 @@ class Search {
   /// The best plan for a choice of gaps, of one of each kind.
   Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
-    std::vector<Plan> plans;
-    plans.reserve(kLeadsWithWaits.size() + 1 + kAheadShares.size());
-    for (const double lead : kLeadsWithWaits) plans.push_back(schedule.make(lead));
-    plans.push_back(early_plan(timeline, chosen));
-    for (const double share : kAheadShares) plans.push_back(near_plan(chosen, share));
-    Planned best = played(std::move(plans.front()));
-    for (size_t index = 1; index < plans.size(); ++index) {
-      Planned other = played(std::move(plans[index]));
-      if (is_better(other.simulation, best.simulation)) best = std::move(other);
+    Planned best = played(schedule.make(kLeadsWithWaits.front()));
+    for (const double lead : std::span(kLeadsWithWaits).subspan(1)) {
+      keep_better(schedule.make(lead), &best);
     }
+    keep_better(early_plan(timeline, chosen), &best);
+    for (const double share : kAheadShares) keep_better(near_plan(chosen, share), &best);
     return best;
   }
 
@@ -291,10 +283,11 @@ class Search {
     copy_ahead_bytes_ = best_bytes;
   }
 
-  bool keep_better(Plan plan) {
+  bool keep_better(Plan plan) { return keep_better(std::move(plan), &best_); }
+  bool keep_better(Plan plan, Planned* best) {
     Planned other = played(std::move(plan));
-    if (!is_better(other.simulation, best_.simulation)) return false;
-    best_ = std::move(other);
+    if (!is_better(other.simulation, best->simulation)) return false;
+    *best = std::move(other);
     return true;
   }
 
