@@ -276,7 +276,7 @@ void Learner::learn_addition(const PeriodPlace& addition) {
     const uint64_t ticks = std::min(end - addition.begin, kLoopSearchTicks);
     if (ticks > ticks_left) break;
     ticks_left -= ticks;
-    for (const PeriodPlace& place : find_repeats(ticks_, end - ticks, end)) {
+    for (const PeriodPlace& place : find_repeats(ticks_, end - ticks, end, end - ticks)) {
       if (loops_left-- == 0) return;
       if (learn({.place = place, .peak_bytes_min = peak_bytes_min(), .is_addition = true})) {
         additions_in_vain_ = 0;
