@@ -32,12 +32,6 @@ void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
   plans->erase(plans->begin() + static_cast<ptrdiff_t>(nearest));
 }
 
-// Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
-Machine with_headroom(Machine machine) {
-  machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
-  return machine;
-}
-
 }  // namespace
 
 bool are_similar_sizes(uint64_t a, uint64_t b) {
@@ -54,7 +48,9 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
                                                      std::shared_ptr<const Period> period,
                                                      const Machine& machine) {
   const Trace& trace = period->trace;
-  const Machine bound_machine = with_headroom(machine);
+  // Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
+  Machine bound_machine = machine;
+  bound_machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
   auto learned = std::make_shared<LearnedPlan>();
   learned->number = number;
   learned->machine = machine;
