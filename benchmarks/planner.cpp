@@ -30,6 +30,7 @@
 #include "learn/host_model.h"
 #include "support/period_file.h"
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {

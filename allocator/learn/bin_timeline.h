@@ -56,14 +56,15 @@ class BinTimeline {
     uint32_t begin = 0;
     uint32_t end = 0;
   };
-  /// A range in order of time. Its second part, after the end of the period, is often empty.
-  std::array<Span, 2> spans(const Range& range) const {
+  /// Where a walk through a range begins.
+  enum class From : uint8_t { kStart, kEnd };
+  /// The parts of a range in the order of a walk. The part after the end of the period is often
+  /// empty.
+  std::array<Span, 2> spans(const Range& range, From from = From::kStart) const {
     const uint32_t first_count = std::min(range.count, count() - range.first);
-    return {Span{range.first, range.first + first_count}, Span{0, range.count - first_count}};
-  }
-  std::array<Span, 2> spans_backward(const Range& range) const {
-    const std::array<Span, 2> forward = spans(range);
-    return {forward[1], forward[0]};
+    const Span first{range.first, range.first + first_count};
+    const Span rest{0, range.count - first_count};
+    return from == From::kStart ? std::array{first, rest} : std::array{rest, first};
   }
 
  private:

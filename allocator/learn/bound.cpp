@@ -2,10 +2,12 @@
 #include "learn/bound.h"
 
 #include <algorithm>
+#include <compare>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "learn/trace_index.h"
 #include "learn/window_bound.h"
 
 namespace tencache {
@@ -56,9 +58,7 @@ class FractionalBelady {
     uint64_t end_tick;
     uint32_t number;  // tells apart gaps with the same end
     uint32_t gap;
-    bool operator<(const Running& other) const {
-      return std::pair(end_tick, number) < std::pair(other.end_tick, other.number);
-    }
+    auto operator<=>(const Running&) const = default;
   };
 
   void play(uint64_t repetition) {
@@ -89,7 +89,7 @@ class FractionalBelady {
     if (gap.comes_back()) {
       with_room_.insert(running);
     } else {
-      move_out(running, trace_.tensors[gap.tensor].bytes);
+      move_out(running, gap.bytes);
     }
   }
 
@@ -107,7 +107,7 @@ class FractionalBelady {
   void push_out(uint64_t bytes) {
     while (bytes > 0 && !with_room_.empty()) {
       const Running last = *with_room_.rbegin();
-      const uint64_t all = trace_.tensors[gaps_[last.gap].tensor].bytes;
+      const uint64_t all = gaps_[last.gap].bytes;
       const uint64_t moved = std::min(bytes, all - gone_bytes_[last.number]);
       move_out(last, moved);
       bytes -= moved;
@@ -144,8 +144,9 @@ uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
       transfer_ns(bound_bytes_read(trace, machine.budget_bytes), machine.read_bytes_per_s);
   // A burst may lie across the border of the period, where an optimizer's step follows the end of
   // the backward pass.
-  const WindowTimes from_begin = longest_windows(trace, machine, 0);
-  const WindowTimes from_middle = longest_windows(trace, machine, trace.tick_count() / 2);
+  const TraceIndex index(trace);
+  const WindowTimes from_begin = longest_windows(index, machine, 0);
+  const WindowTimes from_middle = longest_windows(index, machine, trace.tick_count() / 2);
   uint64_t step_ns = std::max({read_ns, from_begin.step_ns, from_middle.step_ns});
   if (machine.is_half_duplex) {
     step_ns = std::max(step_ns, read_ns + std::max(from_begin.write_ns, from_middle.write_ns));

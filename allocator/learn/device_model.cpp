@@ -18,11 +18,7 @@ DeviceModel::DeviceModel(const TraceIndex& index, const Machine& machine, const 
       states_(trace_.tensors.size()),
       is_needed_now_(trace_.tensors.size(), 0),
       victims_(index.row(plan.otherwise)) {
-  if (machine.host_bytes > 0) host_.emplace(trace_, machine, plan.copy_ahead_bytes);
-  begin_life();
-}
-
-void DeviceModel::begin_life() {
+  if (machine.host_bytes > 0) host_.emplace(trace_, machine, plan.copy_ahead_bytes, notes);
   tick_ = trace_.tick_count() - 1;
   used_bytes_ = trace_.fixed_bytes;
   for (uint32_t tensor = 0; tensor < states_.size(); ++tensor) {
@@ -168,7 +164,6 @@ std::array<uint64_t, 4> DeviceModel::backlogs_ns() const {
 
 void DeviceModel::forget_notes() {
   for (TensorState& state : states_) state.open_move = TensorState::kNone;
-  if (host_) host_->forget_traffic();
 }
 
 // ---- Moves -------------------------------------------------------------------------------------

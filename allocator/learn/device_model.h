@@ -71,8 +71,6 @@ class DeviceModel {
   size_t waiting_count() const { return fetch_queue_.size(); }
   /// How far each link is behind the program: what it carries for this period after its end.
   std::array<uint64_t, 4> backlogs_ns() const;
-  /// Null where the tier below holds everything.
-  const HostModel* host() const { return host_ ? &*host_ : nullptr; }
   /// Call it when what was noted so far has been taken away.
   void forget_notes();
 
@@ -99,7 +97,6 @@ class DeviceModel {
   };
 
   uint64_t bytes_of(uint32_t tensor) const { return trace_.tensors[tensor].bytes; }
-  void begin_life();
   void advance(uint64_t until_ns);
   void advance_host(uint64_t until_ns);
   bool finish_next_eviction(uint64_t until_ns);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "learn/alignment.h"
@@ -129,14 +130,14 @@ void ExtentRoles::pair_by_place() {
 // copy, are still known by their numbers, which grow. The last of one size that live on succeed the
 // last of that size that were freed.
 void ExtentRoles::pair_by_size() {
-  std::map<uint64_t, std::vector<uint64_t>> freed;  // by bytes
+  std::map<uint64_t, std::set<uint64_t>> freed;  // by bytes
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
     for (const LoggedAccess& access : log_.tick(number).accesses) {
       const ExtentLife* life = log_.life(access.extent_id);
       if (life == nullptr || paired_.contains(access.extent_id)) continue;
       if (is_within(life->born) || copy_tick_of_.contains(life->born)) continue;
       if (freed_in_copy(access.extent_id) == kUnknownTick) continue;
-      freed[life->bytes].push_back(access.extent_id);
+      freed[life->bytes].insert(access.extent_id);
     }
   }
   std::map<uint64_t, std::vector<size_t>> open;  // by bytes, in the order of allocation
@@ -144,13 +145,11 @@ void ExtentRoles::pair_by_size() {
     const Succession& born = successions_[index];
     if (open_.contains(born.extent_id)) open[born.bytes].push_back(index);
   }
-  for (auto& [bytes, predecessors] : freed) {
-    std::ranges::sort(predecessors);
-    predecessors.erase(std::unique(predecessors.begin(), predecessors.end()), predecessors.end());
+  for (const auto& [bytes, predecessors] : freed) {
     std::vector<size_t>& successors = open[bytes];
-    while (!predecessors.empty() && !successors.empty()) {
-      pair(&successions_[successors.back()], predecessors.back());
-      predecessors.pop_back();
+    for (auto last = predecessors.rbegin(); last != predecessors.rend(); ++last) {
+      if (successors.empty()) break;
+      pair(&successions_[successors.back()], *last);
       successors.pop_back();
     }
   }

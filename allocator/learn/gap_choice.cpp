@@ -45,6 +45,8 @@ class GapChoice {
   }
 
  private:
+  using From = LinkTime::From;
+
   /// The bins in which the tensor is away, and what its moves take.
   struct Candidate {
     BinTimeline::Range away;
@@ -137,19 +139,19 @@ class GapChoice {
 
   Candidate weigh(uint32_t index, bool writes, bool only_hidden) {
     const Gap& gap = gaps_[index];
-    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
     const bool reads = gap.comes_back();
     Candidate candidate;
-    candidate.write_ns = writes ? machine_.write_ns(bytes) : 0;
-    candidate.read_ns = reads ? machine_.read_ns(bytes) : 0;
+    candidate.write_ns = writes ? machine_.write_ns(gap.bytes) : 0;
+    candidate.read_ns = reads ? machine_.read_ns(gap.bytes) : 0;
     candidate.away = timeline_.inside(gap);
-    candidate.cost_ns = price_of(candidate) + static_cast<double>(machine_.work_ns(
-                                                  reads ? bytes : 0, writes ? bytes : 0, bytes));
+    const uint64_t work_ns =
+        machine_.work_ns(reads ? gap.bytes : 0, writes ? gap.bytes : 0, gap.bytes);
+    candidate.cost_ns = price_of(candidate) + static_cast<double>(work_ns);
     if (only_hidden && !shrink_to_hidden(&candidate)) {
       candidate.away = {};
       return candidate;
     }
-    candidate.benefit = excess_.benefit(candidate.away, bytes);
+    candidate.benefit = excess_.benefit(candidate.away, gap.bytes);
     return candidate;
   }
 
@@ -168,13 +170,13 @@ class GapChoice {
     BinTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;
     if (candidate->write_ns > 0) {
-      const auto leaving = link_for_writes().bins_forward(away, candidate->write_ns);
+      const auto leaving = link_for_writes().bins(away, candidate->write_ns, From::kStart);
       if (!leaving || *leaving >= away.count) return false;
       away.first = (away.first + *leaving) % timeline_.count();
       away.count -= *leaving;
     }
     if (candidate->read_ns > 0) {
-      const auto coming = read_link_.bins_backward(away, candidate->read_ns);
+      const auto coming = read_link_.bins(away, candidate->read_ns, From::kEnd);
       if (!coming || *coming >= away.count) return false;
       away.count -= *coming;
     }
@@ -185,10 +187,10 @@ class GapChoice {
     const Gap& gap = gaps_[index];
     chosen_[index] = true;
     away_[index] = candidate.away;
-    excess_.take(candidate.away, trace_.tensors[gap.tensor].bytes);
+    excess_.take(candidate.away, gap.bytes);
     const BinTimeline::Range idle = timeline_.inside(gap);
-    link_for_writes().take_forward(idle, candidate.write_ns);
-    read_link_.take_backward(idle, candidate.read_ns);
+    link_for_writes().take(idle, candidate.write_ns, From::kStart);
+    read_link_.take(idle, candidate.read_ns, From::kEnd);
   }
 
   // A later choice may have made an earlier one needless. Short gaps are given up first: they free
@@ -199,21 +201,17 @@ class GapChoice {
     for (uint32_t index = 0; index < gaps_.size(); ++index) {
       if (!chosen_[index]) continue;
       chosen.push_back(index);
-      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
-      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= bytes; });
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] -= gaps_[index].bytes; });
     }
-    std::stable_sort(chosen.begin(), chosen.end(), [&](uint32_t left, uint32_t right) {
-      return away_[left].count < away_[right].count;
-    });
+    std::ranges::stable_sort(chosen, {}, [&](uint32_t index) { return away_[index].count; });
     for (const uint32_t index : chosen) {
-      const uint64_t bytes = trace_.tensors[gaps_[index].tensor].bytes;
       bool is_needless = !writes_for_others(index);
       timeline_.for_each(away_[index], [&](uint32_t bin) {
-        is_needless &= used[bin] + bytes <= machine_.budget_bytes;
+        is_needless &= used[bin] + gaps_[index].bytes <= machine_.budget_bytes;
       });
       if (!is_needless) continue;
       chosen_[index] = false;
-      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += bytes; });
+      timeline_.for_each(away_[index], [&](uint32_t bin) { used[bin] += gaps_[index].bytes; });
     }
   }
 

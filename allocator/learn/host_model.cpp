@@ -6,10 +6,13 @@
 #include "base/check.h"
 
 namespace tencache {
-HostModel::HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes)
+
+HostModel::HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes,
+                     Simulation* notes)
     : trace_(trace),
       machine_(machine),
       copy_ahead_bytes_(copy_ahead_bytes),
+      notes_(*notes),
       window_bytes_(bytes_needed_next(machine.host_bytes, machine.host_headroom_bytes)),
       copies_(trace.tensors.size()),
       in_host_(trace.tensors.size()),
@@ -144,13 +147,13 @@ void HostModel::read(uint32_t tensor, uint64_t now_ns) {
   const uint64_t room_ns = enter(tensor, machine_.host_headroom_bytes / 2, now_ns);
   read_free_ns_ = std::max(read_free_ns_, room_ns) +
                   transfer_ns(bytes_of(tensor), machine_.disk_read_bytes_per_s);
-  bytes_read_ += bytes_of(tensor);
+  notes_.disk_bytes_read += bytes_of(tensor);
   copies_[tensor].ready_ns = read_free_ns_;
 }
 
 void HostModel::write(uint32_t tensor, uint64_t begin_ns) {
   write_free_ns_ = begin_ns + transfer_ns(bytes_of(tensor), machine_.disk_write_bytes_per_s);
-  bytes_written_ += bytes_of(tensor);
+  notes_.disk_bytes_written += bytes_of(tensor);
   disk_bytes_ += bytes_of(tensor);
   copies_[tensor].is_on_disk = true;
 }

@@ -21,6 +21,7 @@
 
 #include "learn/number_set.h"
 #include "learn/plan.h"
+#include "learn/simulator.h"
 #include "learn/trace.h"
 #include "learn/use_order.h"
 
@@ -40,8 +41,10 @@ constexpr uint64_t bytes_needed_next(uint64_t host_bytes, uint64_t headroom_byte
 class HostModel {
  public:
   /// Copies to disk are made ahead of need until `copy_ahead_bytes` lie there. REQUIRES:
-  /// machine.host_bytes > 0. Trace and machine outlive the model.
-  HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes = 0);
+  /// machine.host_bytes > 0. What the disk carries is noted in `notes`. Trace, machine and notes
+  /// outlive the model.
+  HostModel(const Trace& trace, const Machine& machine, uint64_t copy_ahead_bytes,
+            Simulation* notes);
 
   /// Whether the tensor has a copy, in either tier.
   bool holds(uint32_t tensor) const {
@@ -65,9 +68,6 @@ class HostModel {
   /// Until when the disk is busy with what it was given.
   uint64_t read_free_ns() const { return read_free_ns_; }
   uint64_t write_free_ns() const { return write_free_ns_; }
-  uint64_t bytes_read() const { return bytes_read_; }
-  uint64_t bytes_written() const { return bytes_written_; }
-  void forget_traffic() { bytes_read_ = bytes_written_ = 0; }
 
  private:
   struct Copy {
@@ -105,6 +105,7 @@ class HostModel {
   const Trace& trace_;
   const Machine& machine_;
   const uint64_t copy_ahead_bytes_;
+  Simulation& notes_;
   const uint64_t window_bytes_;  // bytes_needed_next()
   std::vector<Copy> copies_;
   // Cold tensors: those with a block of host memory, and those on disk alone.
@@ -123,8 +124,6 @@ class HostModel {
   uint64_t write_free_ns_ = 0;
   uint64_t now_ns_ = 0;
   uint64_t fetched_bytes_ = 0;  // since the last look for what is needed next
-  uint64_t bytes_read_ = 0;
-  uint64_t bytes_written_ = 0;
 };
 
 }  // namespace tencache

@@ -5,15 +5,8 @@
 
 namespace tencache {
 
-void JsonLines::add(const nlohmann::ordered_json& line) {
-  file_.append(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n');
-}
-
-Status write_json_lines(const std::string& path, const std::function<void(JsonLines&)>& write) {
-  return write_output_file(path, [&write](OutputText& file) {
-    JsonLines lines(file);
-    write(lines);
-  });
+void append_json_line(const nlohmann::ordered_json& line, OutputText& file) {
+  file.append(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n');
 }
 
 }  // namespace tencache

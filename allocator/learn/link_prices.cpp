@@ -49,10 +49,27 @@ class BusyShares {
   std::vector<double> shares_;
 };
 
-void move_towards(const std::vector<double>& shown, std::vector<double>* prices) {
-  if (prices->empty()) *prices = shown;
-  for (size_t bin = 0; bin < shown.size(); ++bin) {
-    (*prices)[bin] += kPartOfTheWay * (shown[bin] - (*prices)[bin]);
+/// Moves the prices of one link towards those that its moves show, or to them where there are none
+/// yet.
+template <typename Carries>
+void learn_link(const BinTimeline& timeline, const Simulation& simulation, Carries carries,
+                std::vector<double>* prices) {
+  double period_ns = 0;
+  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
+    period_ns += static_cast<double>(timeline.duration_ns(bin));
+  }
+  BusyShares busy(period_ns);
+  for (const Migration& migration : simulation.migrations) {
+    if (carries(migration)) busy.add(migration);
+  }
+  const double part = prices->empty() ? 1.0 : kPartOfTheWay;
+  prices->resize(timeline.count(), 0);
+  double begin_ns = 0;
+  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
+    const double duration_ns = static_cast<double>(timeline.duration_ns(bin));
+    const double shown = kIdlePrice + (1 - kIdlePrice) * busy.around(begin_ns + duration_ns / 2);
+    (*prices)[bin] += part * (shown - (*prices)[bin]);
+    begin_ns += duration_ns;
   }
 }
 
@@ -60,28 +77,10 @@ void move_towards(const std::vector<double>& shown, std::vector<double>* prices)
 
 void LinkPrices::learn(const BinTimeline& timeline, const Simulation& simulation,
                        bool is_half_duplex) {
-  double period_ns = 0;
-  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
-    period_ns += static_cast<double>(timeline.duration_ns(bin));
-  }
-  BusyShares reading(period_ns);
-  BusyShares writing(period_ns);
-  for (const Migration& migration : simulation.migrations) {
-    if (migration.is_fetch || is_half_duplex) reading.add(migration);
-    if (!migration.is_fetch || is_half_duplex) writing.add(migration);
-  }
-  std::vector<double> read;
-  std::vector<double> write;
-  double begin_ns = 0;
-  for (uint32_t bin = 0; bin < timeline.count(); ++bin) {
-    const double duration_ns = static_cast<double>(timeline.duration_ns(bin));
-    const double middle_ns = begin_ns + duration_ns / 2;
-    read.push_back(kIdlePrice + (1 - kIdlePrice) * reading.around(middle_ns));
-    write.push_back(kIdlePrice + (1 - kIdlePrice) * writing.around(middle_ns));
-    begin_ns += duration_ns;
-  }
-  move_towards(read, &read_);
-  move_towards(write, &write_);
+  const auto reads = [&](const Migration& move) { return move.is_fetch || is_half_duplex; };
+  const auto writes = [&](const Migration& move) { return !move.is_fetch || is_half_duplex; };
+  learn_link(timeline, simulation, reads, &read_);
+  learn_link(timeline, simulation, writes, &write_);
 }
 
 }  // namespace tencache

@@ -4,6 +4,19 @@
 #include <algorithm>
 
 namespace tencache {
+namespace {
+
+// The bin at which a walk through a span is that has `left` bins to go.
+uint32_t next_bin(const BinTimeline::Span& span, uint32_t left, BinTimeline::From from) {
+  return from == BinTimeline::From::kStart ? span.end - left : span.begin + left - 1;
+}
+
+// How many bins of its block such a walk has yet to see, the bin itself included.
+uint32_t rest_of_block(uint32_t bin, BinTimeline::From from) {
+  return from == BinTimeline::From::kStart ? kBlockBins - bin % kBlockBins : bin % kBlockBins + 1;
+}
+
+}  // namespace
 
 LinkTime::LinkTime(const BinTimeline& timeline)
     : timeline_(&timeline), block_ns_(timeline.block_count(), 0) {
@@ -14,75 +27,42 @@ LinkTime::LinkTime(const BinTimeline& timeline)
   }
 }
 
-std::optional<uint32_t> LinkTime::bins_forward(const BinTimeline::Range& range, uint64_t ns) const {
+std::optional<uint32_t> LinkTime::bins(const BinTimeline::Range& range, uint64_t ns,
+                                       From from) const {
   uint32_t walked = 0;
-  for (const BinTimeline::Span& span : timeline_->spans(range)) {
-    for (uint32_t bin = span.begin; bin < span.end;) {
-      const bool is_block = bin % kBlockBins == 0 && span.end - bin >= kBlockBins;
-      if (is_block && block_ns_[bin / kBlockBins] < ns) {
-        ns -= block_ns_[bin / kBlockBins];
-        bin += kBlockBins;
-        walked += kBlockBins;
-        continue;
-      }
-      ++walked;
-      if (free_ns_[bin] >= ns) return walked;
-      ns -= free_ns_[bin++];
+  for (const BinTimeline::Span& span : timeline_->spans(range, from)) {
+    for (uint32_t left = span.end - span.begin; left > 0;) {
+      const uint32_t bin = next_bin(span, left, from);
+      // A whole block that does not have enough is passed in one step.
+      const bool is_block = rest_of_block(bin, from) == kBlockBins && left >= kBlockBins &&
+                            block_ns_[bin / kBlockBins] < ns;
+      const uint32_t count = is_block ? kBlockBins : 1;
+      const uint64_t free_ns = is_block ? block_ns_[bin / kBlockBins] : free_ns_[bin];
+      walked += count;
+      if (free_ns >= ns) return walked;
+      ns -= free_ns;
+      left -= count;
     }
   }
   return std::nullopt;
 }
 
-std::optional<uint32_t> LinkTime::bins_backward(const BinTimeline::Range& range,
-                                                uint64_t ns) const {
-  uint32_t walked = 0;
-  for (const BinTimeline::Span& span : timeline_->spans_backward(range)) {
-    for (uint32_t end = span.end; end > span.begin;) {
-      const bool is_block = end % kBlockBins == 0 && end - span.begin >= kBlockBins;
-      if (is_block && block_ns_[end / kBlockBins - 1] < ns) {
-        ns -= block_ns_[end / kBlockBins - 1];
-        end -= kBlockBins;
-        walked += kBlockBins;
+void LinkTime::take(const BinTimeline::Range& range, uint64_t ns, From from) {
+  for (const BinTimeline::Span& span : timeline_->spans(range, from)) {
+    for (uint32_t left = span.end - span.begin; left > 0 && ns > 0;) {
+      const uint32_t bin = next_bin(span, left, from);
+      uint64_t& block_ns = block_ns_[bin / kBlockBins];
+      if (block_ns == 0) {
+        left -= std::min(left, rest_of_block(bin, from));
         continue;
       }
-      ++walked;
-      if (free_ns_[--end] >= ns) return walked;
-      ns -= free_ns_[end];
+      const uint64_t taken = std::min(ns, free_ns_[bin]);
+      free_ns_[bin] -= taken;
+      block_ns -= taken;
+      ns -= taken;
+      --left;
     }
   }
-  return std::nullopt;
-}
-
-void LinkTime::take_forward(const BinTimeline::Range& range, uint64_t ns) {
-  for (const BinTimeline::Span& span : timeline_->spans(range)) {
-    for (uint32_t bin = span.begin; bin < span.end && ns > 0;) {
-      if (block_ns_[bin / kBlockBins] == 0) {
-        bin = (bin / kBlockBins + 1) * kBlockBins;
-      } else {
-        ns -= take(bin++, ns);
-      }
-    }
-  }
-}
-
-void LinkTime::take_backward(const BinTimeline::Range& range, uint64_t ns) {
-  for (const BinTimeline::Span& span : timeline_->spans_backward(range)) {
-    for (uint32_t end = span.end; end > span.begin && ns > 0;) {
-      if (block_ns_[(end - 1) / kBlockBins] == 0) {
-        end = (end - 1) / kBlockBins * kBlockBins;
-      } else {
-        ns -= take(--end, ns);
-      }
-    }
-  }
-}
-
-// Returns how much the bin gave.
-uint64_t LinkTime::take(uint32_t bin, uint64_t ns) {
-  const uint64_t taken = std::min(ns, free_ns_[bin]);
-  free_ns_[bin] -= taken;
-  block_ns_[bin / kBlockBins] -= taken;
-  return taken;
 }
 
 }  // namespace tencache

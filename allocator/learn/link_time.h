@@ -13,22 +13,18 @@ namespace tencache {
 
 class LinkTime {
  public:
+  using From = BinTimeline::From;
+
   /// At first all time is free. The timeline must outlive this object.
   explicit LinkTime(const BinTimeline& timeline);
 
-  /// How many bins from the start of the range on it takes to get `ns` of free time, the last one
-  /// in part. Nullopt when the range does not have that much.
-  std::optional<uint32_t> bins_forward(const BinTimeline::Range& range, uint64_t ns) const;
-  /// The same, from the end of the range backwards.
-  std::optional<uint32_t> bins_backward(const BinTimeline::Range& range, uint64_t ns) const;
-
-  /// These take that time, or all that there is.
-  void take_forward(const BinTimeline::Range& range, uint64_t ns);
-  void take_backward(const BinTimeline::Range& range, uint64_t ns);
+  /// How many bins, from the start of the range on or from its end backwards, it takes to get `ns`
+  /// of free time, the last one in part. Nullopt when the range does not have that much.
+  std::optional<uint32_t> bins(const BinTimeline::Range& range, uint64_t ns, From from) const;
+  /// Takes that time, or all that there is.
+  void take(const BinTimeline::Range& range, uint64_t ns, From from);
 
  private:
-  uint64_t take(uint32_t bin, uint64_t ns);
-
   const BinTimeline* timeline_;
   std::vector<uint64_t> free_ns_;   // by bin
   std::vector<uint64_t> block_ns_;  // by block: the sum of its bins

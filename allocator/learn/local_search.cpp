@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <map>
 #include <optional>
 #include <set>
@@ -45,9 +46,7 @@ class LocalSearch {
   }
 
   void run() {
-    const Simulation& simulation = best_.simulation;
-    const bool waits = simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
-    if (!waits || plays_left_ < kPlaysMin) return;
+    if (!best_.simulation.has_stalls() || plays_left_ < kPlaysMin) return;
     leave_later();
     climb();
     plays_left_ = std::min(plays_left_, kFrontOpsMax / trace_.tick_count());
@@ -55,10 +54,6 @@ class LocalSearch {
   }
 
  private:
-  Tick after(Tick begin, Tick end) const {
-    return (end + trace_.tick_count() - begin) % trace_.tick_count();
-  }
-
   /// Nullopt where nothing may be played any more. Where a period does not end as it began, later
   /// ones may take longer: such a plan does not take the place of one that is steady.
   std::optional<Simulation> play(const Plan& plan) {
@@ -82,9 +77,7 @@ class LocalSearch {
   struct Wait {
     Tick tick = 0;
     uint32_t tensor = 0;
-    bool operator<(const Wait& other) const {
-      return std::pair(tick, tensor) < std::pair(other.tick, other.tensor);
-    }
+    auto operator<=>(const Wait&) const = default;
   };
 
   void leave_later() {
@@ -154,13 +147,12 @@ class LocalSearch {
       if (found == by_end_.end()) continue;
       const Gap& gap = gaps_[found->second];
       const Tick end = gap.comes_back() ? move.fetch_at : gap.until;
-      const Tick length = after(gap.after, end);
-      const Tick since = after(gap.after, tick);
-      if (since >= length || after(move.evict_after, tick) > trace_.tick_count() / kRecentParts) {
-        continue;
-      }
+      const Tick length = trace_.ticks_from(gap.after, end);
+      const Tick since = trace_.ticks_from(gap.after, tick);
+      const Tick since_eviction = trace_.ticks_from(move.evict_after, tick);
+      if (since >= length || since_eviction > trace_.tick_count() / kRecentParts) continue;
       const Tick later = std::min(since + ops, length - 1);
-      if (later <= after(gap.after, move.evict_after)) continue;
+      if (later <= trace_.ticks_from(gap.after, move.evict_after)) continue;
       move.evict_after = (gap.after + later) % trace_.tick_count();
       is_changed = true;
     }
@@ -201,8 +193,7 @@ class LocalSearch {
       variants.push_back(with(without, move));
       return variants;
     }
-    const Tick length =
-        after(gap.after, gap.before) == 0 ? trace_.tick_count() : after(gap.after, gap.before);
+    const Tick length = trace_.ticks_from(gap.after + 1, gap.before) + 1;
     const Tick distance = (length + kMomentsMax - 1) / kMomentsMax;
     for (Tick ahead = 0; ahead < length; ahead += distance) {
       move.fetch_at = (gap.before + trace_.tick_count() - ahead) % trace_.tick_count();

@@ -7,31 +7,28 @@ namespace tencache {
 
 Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_bytes) {
   const Tick count = trace.tick_count();
-  const auto bytes_of = [&](const Gap& gap) { return trace.tensors[gap.tensor].bytes; };
-  std::stable_sort(chosen.begin(), chosen.end(),
-                   [](const Gap& left, const Gap& right) { return left.before < right.before; });
+  std::ranges::stable_sort(chosen, {}, &Gap::before);
   Plan plan;
   plan.moves.reserve(chosen.size());
   for (const Gap& gap : chosen) {
     plan.moves.push_back({gap.tensor, gap.after, kNoTick, gap.before});
   }
-  const auto first_without =
-      std::find_if(chosen.begin(), chosen.end(), [](const Gap& gap) { return !gap.comes_back(); });
+  const auto first_without = std::ranges::find(chosen, kNoTick, &Gap::before);
   const size_t returning = static_cast<size_t>(first_without - chosen.begin());
   // The fetches of two repetitions in a row; the first of those that count as ahead is `first`.
   size_t first = 0;
   uint64_t bytes = 0;
   for (size_t number = 0; number < 2 * returning; ++number) {
     const Gap& gap = chosen[number % returning];
-    bytes += bytes_of(gap);
+    bytes += gap.bytes;
     while (bytes > ahead_bytes && first < number &&
            chosen[(first + 1) % returning].before != gap.before) {
-      bytes -= bytes_of(chosen[first++ % returning]);
+      bytes -= chosen[first++ % returning].bytes;
     }
     if (number < returning) continue;
-    const Tick since_first = (gap.before + count - chosen[first % returning].before) % count;
+    const Tick since_first = trace.ticks_from(chosen[first % returning].before, gap.before);
     const Tick ahead = number - first < returning ? since_first : count;
-    const Tick length = (gap.before + count - gap.after - 1) % count + 1;
+    const Tick length = trace.ticks_from(gap.after + 1, gap.before) + 1;
     plan.moves[number % returning].fetch_at =
         (gap.before + count - std::min(ahead, length - 1)) % count;
   }

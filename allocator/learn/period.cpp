@@ -33,11 +33,12 @@ size_t common_count(const std::vector<uint64_t>& a, const std::vector<uint64_t>&
   return common.size();
 }
 
-/// Whether at least half of the extents that are always there are the same. `may_be_common` further
-/// ones count as such.
-bool share_extents(const Period& a, const Period& b, size_t may_be_common = 0) {
+/// Whether at least half of the extents that are always there are the same, where one that is not
+/// known yet may be any.
+bool share_extents(const Period& a, const Period& b) {
   const std::vector<uint64_t> ids = always_there(a);
   const std::vector<uint64_t> others = always_there(b);
+  const size_t may_be_common = std::max(count_unknown(a), count_unknown(b));
   return 2 * (common_count(ids, others) + may_be_common) >= std::max(ids.size(), others.size());
 }
 
@@ -53,6 +54,12 @@ bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& w
 
 bool Period::has_unknown_extents() const {
   return std::ranges::find(extent_ids, kUnknownExtent) != extent_ids.end();
+}
+
+bool Period::names_always_there(Tick tick) const {
+  return std::ranges::any_of(trace.ops[tick].accesses, [this](const TraceAccess& access) {
+    return extent_ids[access.tensor] != 0;
+  });
 }
 
 bool Period::is_same_kind(const Period& other) const {
@@ -71,16 +78,14 @@ bool Period::is_same_loop(const Period& other) const {
 }
 
 bool Period::is_like(const Period& other) const {
-  const size_t may_be_common = std::max(count_unknown(*this), count_unknown(other));
   return digests.size() == other.digests.size() && is_within(other.digests, digests) &&
-         share_extents(*this, other, may_be_common);
+         share_extents(*this, other);
 }
 
 bool Period::has_same_ops(const Period& other) const {
   const size_t common = common_count(sorted(digests), sorted(other.digests));
-  const size_t may_be_common = std::max(count_unknown(*this), count_unknown(other));
   return 10 * common >= 9 * std::max(digests.size(), other.digests.size()) &&
-         share_extents(*this, other, may_be_common);
+         share_extents(*this, other);
 }
 
 bool Period::contains(const Period& other) const {

@@ -43,6 +43,8 @@ struct Period {
 
   /// Whether it is stored, and part of its extents are not known yet.
   bool has_unknown_extents() const;
+  /// Whether the op at `tick` names an extent that is always there.
+  bool names_always_there(Tick tick) const;
   /// Whether both are the same ops on the same extents, and tensors have the same numbers. An
   /// extent that is not known yet may be any.
   bool is_same_kind(const Period& other) const;

@@ -108,19 +108,12 @@ class PeriodBuilder {
   uint32_t find_tensor(const LoggedAccess& access) {
     const auto found = tensors_.find(access.extent_id);
     if (found != tensors_.end()) return found->second;
-    TraceTensor tensor{access.bytes, kNoTick, kNoTick};
-    uint64_t extent_id = access.extent_id;
-    if (roles_.is_exchanged(access.extent_id)) {
-      extent_id = 0;
-      tensor.allocated_at = 0;
-      tensor.freed_at = static_cast<Tick>(numbers_.size() - 1);
-    } else if (const uint64_t freed = roles_.freed_in_copy(access.extent_id);
-               freed != kUnknownTick) {
-      extent_id = 0;
-      tensor.allocated_at = 0;
-      tensor.freed_at = tick_of(freed);
-    }
-    const uint32_t number = add_tensor(tensor, extent_id);
+    const uint64_t freed = roles_.is_exchanged(access.extent_id)
+                               ? place_.end() - 1
+                               : roles_.freed_in_copy(access.extent_id);
+    const uint32_t number = freed == kUnknownTick
+                                ? add_tensor({access.bytes}, access.extent_id)
+                                : add_tensor({access.bytes, 0, tick_of(freed)}, 0);
     tensors_[access.extent_id] = number;
     return number;
   }

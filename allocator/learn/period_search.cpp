@@ -64,21 +64,6 @@ std::vector<uint64_t> known_identities(const Period& period) {
   return row;
 }
 
-/// The same for ticks of the log.
-std::vector<uint64_t> known_identities(const TickLog& log, const PeriodPlace& segment,
-                                       const Period& period) {
-  const std::unordered_set<uint64_t> known(period.extent_ids.begin(), period.extent_ids.end());
-  std::vector<uint64_t> row;
-  for (uint64_t number = segment.begin; number < segment.end(); ++number) {
-    uint64_t value = log.tick(number).digest;
-    for (const LoggedAccess& access : log.tick(number).accesses) {
-      if (known.contains(access.extent_id)) value = TickDigest::mix(value ^ access.extent_id);
-    }
-    row.push_back(value);
-  }
-  return row;
-}
-
 }  // namespace
 
 std::optional<PeriodPlace> find_marked_period(const TickLog& log) {
@@ -150,8 +135,11 @@ std::optional<PeriodPlace> find_copy(const TickLog& log, const Period& period) {
 }
 
 Comparison compare(const TickLog& log, const PeriodPlace& segment, const Period& period) {
+  const std::unordered_set<uint64_t> known(period.extent_ids.begin(), period.extent_ids.end());
   const std::vector<size_t> counterparts =
-      align(known_identities(period), known_identities(log, segment, period));
+      align(known_identities(period),
+            log.identities_where(segment.begin, segment.end(),
+                                 [&](uint64_t id) { return known.contains(id); }));
   Comparison comparison;
   uint64_t matched = 0;
   uint64_t others = 0;    // in a row

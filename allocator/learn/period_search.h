@@ -9,7 +9,6 @@
 // Pure functions of the log.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -35,9 +34,6 @@ std::optional<PeriodPlace> last_segment(const TickLog& log);
 /// `end` should be before it, unless it is a mark, which comes after its step's last op.
 std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end,
                                       uint64_t old_before);
-inline std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end) {
-  return find_repeats(log, since, end, std::max(since, log.begin()));
-}
 
 /// The newest place before the last tick at which the log holds one copy of the period, at most
 /// one copy back. It must have the same ops and, of the extents that are always there, the same

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "learn/json_lines.h"
+#include "platform/output_file.h"
 
 namespace tencache {
 namespace {
@@ -57,12 +58,12 @@ Json op_line(const Trace& trace, const TraceOp& op) {
 Status write_period(const Trace& trace, const Machine& machine, const std::string& path,
                     const std::string& run_id) {
   TENCACHE_RETURN_IF_ERROR(trace.validate());
-  return write_json_lines(path, [&](JsonLines& lines) {
-    lines.add(header(trace, machine, run_id));
+  return write_output_file(path, [&](OutputText& file) {
+    append_json_line(header(trace, machine, run_id), file);
     for (size_t id = 0; id < trace.tensors.size(); ++id) {
-      lines.add(tensor_line(id, trace.tensors[id]));
+      append_json_line(tensor_line(id, trace.tensors[id]), file);
     }
-    for (const TraceOp& op : trace.ops) lines.add(op_line(trace, op));
+    for (const TraceOp& op : trace.ops) append_json_line(op_line(trace, op), file);
   });
 }
 

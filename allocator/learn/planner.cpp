@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "learn/bin_room.h"
 #include "learn/bin_timeline.h"
 #include "learn/bound.h"
 #include "learn/early_fetches.h"
@@ -44,28 +46,24 @@ class FetchSchedule {
  public:
   FetchSchedule(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
                 std::vector<Gap> chosen)
-      : trace_(trace), machine_(machine), timeline_(timeline), chosen_(std::move(chosen)) {
-    leads_.assign(chosen_.size(), 1.0);
+      : machine_(machine),
+        timeline_(timeline),
+        chosen_(std::move(chosen)),
+        leads_(chosen_.size(), 1.0),
+        room_(trace, machine.budget_bytes, timeline, chosen_) {
     // From the last deadline backwards, so that each fetch takes the latest time that is left.
-    std::stable_sort(chosen_.begin(), chosen_.end(), [](const auto& left, const auto& right) {
-      return left.before > right.before;
-    });
-    used_ = timeline_.maxima(trace_.bytes_by_tick());
-    for (const Gap& gap : chosen_) {
-      const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
-      timeline_.for_each(timeline_.inside(gap), [&](uint32_t bin) { used_[bin] -= bytes; });
-    }
+    std::ranges::stable_sort(chosen_, std::ranges::greater{}, &Gap::before);
   }
 
   Plan make(double lead) const {
-    std::vector<uint64_t> used = used_;
+    BinRoom room = room_;
     LinkTime link(timeline_);
     Plan plan;
     plan.moves.reserve(chosen_.size());
     for (size_t index = 0; index < chosen_.size(); ++index) {
       const Gap& gap = chosen_[index];
       PlannedMove move{gap.tensor, gap.after, kNoTick, gap.before};
-      if (gap.comes_back()) move.fetch_at = place(gap, lead * leads_[index], &used, &link);
+      if (gap.comes_back()) move.fetch_at = place(gap, lead * leads_[index], &room, &link);
       plan.moves.push_back(move);
     }
     return plan;
@@ -85,30 +83,20 @@ class FetchSchedule {
 
  private:
   // Walks back from the deadline as far as the link needs, never into a bin without room.
-  Tick place(const Gap& gap, double lead, std::vector<uint64_t>* used, LinkTime* link) const {
-    const uint64_t bytes = trace_.tensors[gap.tensor].bytes;
+  Tick place(const Gap& gap, double lead, BinRoom* room, LinkTime* link) const {
     const BinTimeline::Range idle = timeline_.inside(gap);
-    if (idle.count == 0) return gap.before;
-    const auto read_ns = static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(bytes)));
-    const uint32_t bins = link->bins_backward(idle, read_ns).value_or(idle.count);
-    uint32_t bin = (idle.first + idle.count - 1) % timeline_.count();
-    Tick fetch_at = gap.before;
-    for (uint32_t walked = 0; walked < bins; ++walked) {
-      if ((*used)[bin] + bytes > machine_.budget_bytes) break;
-      (*used)[bin] += bytes;
-      fetch_at = timeline_.first_tick(bin);
-      bin = timeline_.previous(bin);
-    }
-    link->take_backward(idle, read_ns);
-    return fetch_at;
+    const auto read_ns =
+        static_cast<uint64_t>(lead * static_cast<double>(machine_.read_ns(gap.bytes)));
+    const uint32_t bins = link->bins(idle, read_ns, LinkTime::From::kEnd).value_or(idle.count);
+    link->take(idle, read_ns, LinkTime::From::kEnd);
+    return room->fetch_at(gap, idle, bins);
   }
 
-  const Trace& trace_;
   const Machine& machine_;
   const BinTimeline& timeline_;
   std::vector<Gap> chosen_;
   std::vector<double> leads_;
-  std::vector<uint64_t> used_;  // by bin, while everything chosen is away
+  const BinRoom room_;  // while everything chosen is away
 };
 
 // The gaps that an unplanned run used.
@@ -121,10 +109,6 @@ std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>
     return !std::binary_search(used.begin(), used.end(), std::pair(gap.tensor, gap.after));
   });
   return gaps;
-}
-
-bool has_stalls(const Simulation& simulation) {
-  return simulation.total_stall_ns() > simulation.compute_ns / kStepParts;
 }
 
 /// Makes plans, plays them, and keeps the best.
@@ -170,7 +154,7 @@ class Search {
   // Whether the program waits, and longer than the bound says that it must.
   bool may_improve() {
     if (!has_time()) return false;
-    if (!has_stalls(best_.simulation)) return false;
+    if (!best_.simulation.has_stalls()) return false;
     if (best_.simulation.over_budget_bytes > 0) return true;
     if (bound_ns_ == 0) bound_ns_ = bound_step_ns(trace_, machine_);
     return best_.simulation.step_ns > bound_ns_ + bound_ns_ / kStepParts;
@@ -277,16 +261,12 @@ class Search {
   /// The best plan for a choice of gaps, of one of each kind.
   Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
-    std::vector<Plan> plans;
-    plans.reserve(kLeadsWithWaits.size() + 1 + kAheadShares.size());
-    for (const double lead : kLeadsWithWaits) plans.push_back(schedule.make(lead));
-    plans.push_back(early_plan(timeline, chosen));
-    for (const double share : kAheadShares) plans.push_back(near_plan(chosen, share));
-    Planned best = played(std::move(plans.front()));
-    for (size_t index = 1; index < plans.size(); ++index) {
-      Planned other = played(std::move(plans[index]));
-      if (is_better(other.simulation, best.simulation)) best = std::move(other);
+    Planned best = played(schedule.make(kLeadsWithWaits.front()));
+    for (const double lead : std::span(kLeadsWithWaits).subspan(1)) {
+      keep_better(schedule.make(lead), &best);
     }
+    keep_better(early_plan(timeline, chosen), &best);
+    for (const double share : kAheadShares) keep_better(near_plan(chosen, share), &best);
     return best;
   }
 
@@ -303,10 +283,11 @@ class Search {
     copy_ahead_bytes_ = best_bytes;
   }
 
-  bool keep_better(Plan plan) {
+  bool keep_better(Plan plan) { return keep_better(std::move(plan), &best_); }
+  bool keep_better(Plan plan, Planned* best) {
     Planned other = played(std::move(plan));
-    if (!is_better(other.simulation, best_.simulation)) return false;
-    best_ = std::move(other);
+    if (!is_better(other.simulation, best->simulation)) return false;
+    *best = std::move(other);
     return true;
   }
 

@@ -2,6 +2,7 @@
 #include "learn/recorder.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/check.h"
 
@@ -14,25 +15,10 @@ constexpr size_t kEndedNamesMax = kRingEvents;
 }  // namespace
 
 std::string_view event_kind_name(EventKind kind) {
-  switch (kind) {
-    case EventKind::kOpBegin:
-      return "op_begin";
-    case EventKind::kOpEnd:
-      return "op_end";
-    case EventKind::kRead:
-      return "read";
-    case EventKind::kWrite:
-      return "write";
-    case EventKind::kAllocate:
-      return "allocate";
-    case EventKind::kFree:
-      return "free";
-    case EventKind::kStep:
-      return "step";
-    case EventKind::kWait:
-      return "wait";
-  }
-  return "unknown";
+  static constexpr std::array<std::string_view, 8> kNames = {"op_begin", "op_end", "read", "write",
+                                                             "allocate", "free",   "step", "wait"};
+  const auto number = static_cast<size_t>(kind);
+  return number < kNames.size() ? kNames[number] : "unknown";
 }
 
 EventRing::EventRing(uint32_t thread_index)
@@ -116,15 +102,8 @@ std::map<uint64_t, std::string> Recorder::extent_names() const {
 }
 
 std::vector<ThreadEvents> Recorder::snapshot() const {
-  MutexLock lock(mutex_);
-  std::vector<ThreadEvents> threads;
-  for (const std::unique_ptr<EventRing>& ring : rings_) {
-    ThreadEvents thread;
-    thread.thread_index = ring->thread_index_;
-    thread.events = ring->events_since(0, &thread.lost_count);
-    threads.push_back(std::move(thread));
-  }
-  return threads;
+  std::vector<uint64_t> positions;
+  return drain(&positions);
 }
 
 std::vector<ThreadEvents> Recorder::drain(std::vector<uint64_t>* positions) const {

@@ -19,17 +19,94 @@ constexpr int kWarmUpPeriods = 2;
 /// The program: it runs op after op on the device and makes the plan's requests.
 class Replay {
  public:
-  Replay(const TraceIndex& index, const Plan& plan, const Machine& machine);
-  Simulation run();
+  Replay(const TraceIndex& index, const Plan& plan, const Machine& machine)
+      : index_(index),
+        trace_(index.trace()),
+        machine_(machine),
+        moves_(plan, trace_.tick_count()),
+        device_(index, machine, plan, &result_) {}
+
+  // Where periods take turns, fetches of one may have been made in the other. So the slower one of
+  // the last two counts.
+  Simulation run() {
+    for (int period = 1; period < kWarmUpPeriods; ++period) run_period();
+    Simulation before = measure_period();
+    Simulation last = measure_period();
+    if (last.is_steady || last.step_ns >= before.step_ns) return last;
+    before.is_steady = false;
+    return before;
+  }
 
  private:
-  void begin_period();
-  void run_period();
-  Simulation measure_period();
-  void run_tick(Tick tick);
-  void note_totals(Simulation* measured) const;
-  bool is_under_way(const Migration& migration) const {
-    return migration.end_ns > static_cast<int64_t>(device_.now_ns());
+  Simulation measure_period() {
+    const uint64_t begin_ns = device_.now_ns();
+    const auto begin_places = device_.places();
+    const auto begin_backlogs_ns = device_.backlogs_ns();
+    const size_t begin_waiting_count = device_.waiting_count();
+    run_period();
+    Simulation measured = std::move(result_);
+    result_.migrations = measured.migrations;
+    for (Migration& migration : measured.migrations) {
+      migration.begin_ns -= static_cast<int64_t>(begin_ns);
+      migration.end_ns -= static_cast<int64_t>(begin_ns);
+    }
+    note_totals(&measured);
+    measured.is_steady =
+        device_.places() == begin_places && device_.waiting_count() == begin_waiting_count;
+    measured.is_steady &=
+        std::ranges::equal(device_.backlogs_ns(), begin_backlogs_ns, std::less_equal<>());
+    return measured;
+  }
+
+  // Forgets what was measured, except for migrations that are still under way.
+  void begin_period() {
+    std::vector<Migration> under_way = std::move(result_.migrations);
+    std::erase_if(under_way, [this](const Migration& migration) {
+      return migration.end_ns <= static_cast<int64_t>(device_.now_ns());
+    });
+    result_ = {};
+    result_.migrations = std::move(under_way);
+    result_.begin_ns.reserve(trace_.tick_count());
+    result_.stall_ns.reserve(trace_.tick_count());
+    result_.used_bytes.reserve(trace_.tick_count());
+    device_.forget_notes();
+  }
+
+  void run_period() {
+    const uint64_t begin_ns = device_.now_ns();
+    begin_period();
+    for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
+    result_.step_ns = device_.now_ns() - begin_ns;
+    for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
+  }
+
+  void run_tick(Tick tick) {
+    const TraceOp& op = trace_.ops[tick];
+    const uint64_t arrived_ns = device_.now_ns();
+    device_.begin_op(tick);
+    device_.need_now();
+    for (const uint32_t tensor : moves_.fetches_at.at(tick)) device_.request_fetch(tensor);
+    device_.catch_up();
+    device_.require(op);
+    for (const uint32_t tensor : index_.born_at(tick)) device_.allocate(tensor);
+    result_.begin_ns.push_back(device_.now_ns());
+    result_.stall_ns.push_back(device_.now_ns() - arrived_ns);
+    for (const TraceAccess& access : op.accesses) device_.use(access);
+    device_.compute(op.compute_ns);
+    device_.need_no_longer();
+    for (const uint32_t tensor : index_.freed_at(tick)) device_.release(tensor);
+    for (const uint32_t tensor : moves_.evictions_after.at(tick)) device_.request_eviction(tensor);
+    device_.leave_excess();
+    result_.used_bytes.push_back(device_.used_most_bytes());
+  }
+
+  void note_totals(Simulation* measured) const {
+    const uint64_t most_bytes = std::ranges::max(measured->used_bytes);
+    measured->over_budget_bytes = most_bytes - std::min(most_bytes, machine_.budget_bytes);
+    measured->compute_ns = trace_.compute_ns();
+    measured->work_ns = machine_.work_ns(measured->bytes_read, measured->bytes_written,
+                                         measured->bytes_written + measured->bytes_dropped);
+    measured->step_ns += measured->work_ns;
   }
 
   const TraceIndex& index_;
@@ -39,103 +116,6 @@ class Replay {
   Simulation result_;
   DeviceModel device_;
 };
-
-Replay::Replay(const TraceIndex& index, const Plan& plan, const Machine& machine)
-    : index_(index),
-      trace_(index.trace()),
-      machine_(machine),
-      moves_(plan, trace_.tick_count()),
-      device_(index, machine, plan, &result_) {}
-
-// Where periods take turns, fetches of one may have been made in the other. So the slower one of
-// the last two counts.
-Simulation Replay::run() {
-  for (int period = 1; period < kWarmUpPeriods; ++period) run_period();
-  Simulation before = measure_period();
-  Simulation last = measure_period();
-  if (last.is_steady || last.step_ns >= before.step_ns) return last;
-  before.is_steady = false;
-  return before;
-}
-
-Simulation Replay::measure_period() {
-  const uint64_t begin_ns = device_.now_ns();
-  const auto begin_places = device_.places();
-  const auto begin_backlogs_ns = device_.backlogs_ns();
-  const size_t begin_waiting_count = device_.waiting_count();
-  run_period();
-  Simulation measured = std::move(result_);
-  result_ = {};
-  for (const Migration& migration : measured.migrations) {
-    if (is_under_way(migration)) result_.migrations.push_back(migration);
-  }
-  for (Migration& migration : measured.migrations) {
-    migration.begin_ns -= static_cast<int64_t>(begin_ns);
-    migration.end_ns -= static_cast<int64_t>(begin_ns);
-  }
-  note_totals(&measured);
-  measured.is_steady =
-      device_.places() == begin_places && device_.waiting_count() == begin_waiting_count;
-  measured.is_steady &=
-      std::ranges::equal(device_.backlogs_ns(), begin_backlogs_ns, std::less_equal<>());
-  return measured;
-}
-
-// Forgets what was measured, except for migrations that are still under way.
-void Replay::begin_period() {
-  std::vector<Migration> under_way = std::move(result_.migrations);
-  std::erase_if(under_way, [this](const Migration& migration) { return !is_under_way(migration); });
-  result_ = {};
-  result_.migrations = std::move(under_way);
-  result_.begin_ns.reserve(trace_.tick_count());
-  result_.stall_ns.reserve(trace_.tick_count());
-  result_.used_bytes.reserve(trace_.tick_count());
-  device_.forget_notes();
-}
-
-void Replay::run_period() {
-  const uint64_t begin_ns = device_.now_ns();
-  begin_period();
-  for (Tick tick = 0; tick < trace_.tick_count(); ++tick) run_tick(tick);
-  result_.step_ns = device_.now_ns() - begin_ns;
-  for (uint64_t& begin : result_.begin_ns) begin -= begin_ns;
-}
-
-void Replay::run_tick(Tick tick) {
-  const TraceOp& op = trace_.ops[tick];
-  const uint64_t arrived_ns = device_.now_ns();
-  device_.begin_op(tick);
-  device_.need_now();
-  for (const uint32_t tensor : moves_.fetches_at.at(tick)) device_.request_fetch(tensor);
-  device_.catch_up();
-  device_.require(op);
-  for (const uint32_t tensor : index_.born_at(tick)) device_.allocate(tensor);
-  result_.begin_ns.push_back(device_.now_ns());
-  result_.stall_ns.push_back(device_.now_ns() - arrived_ns);
-  for (const TraceAccess& access : op.accesses) device_.use(access);
-  device_.compute(op.compute_ns);
-  device_.need_no_longer();
-  for (const uint32_t tensor : index_.freed_at(tick)) device_.release(tensor);
-  for (const uint32_t tensor : moves_.evictions_after.at(tick)) device_.request_eviction(tensor);
-  device_.leave_excess();
-  const uint64_t used_bytes = device_.used_most_bytes();
-  result_.used_bytes.push_back(used_bytes);
-  if (used_bytes > machine_.budget_bytes) {
-    result_.over_budget_bytes =
-        std::max(result_.over_budget_bytes, used_bytes - machine_.budget_bytes);
-  }
-}
-
-void Replay::note_totals(Simulation* measured) const {
-  if (const HostModel* host = device_.host()) {
-    measured->disk_bytes_read = host->bytes_read();
-    measured->disk_bytes_written = host->bytes_written();
-  }
-  measured->compute_ns = index_.compute_ns();
-  measured->work_ns = machine_.work_ns(measured->bytes_read, measured->bytes_written,
-                                       measured->bytes_written + measured->bytes_dropped);
-  measured->step_ns += measured->work_ns;
-}
 
 uint64_t bytes_moved(const Simulation& simulation) {
   return simulation.bytes_read + simulation.bytes_written + simulation.disk_bytes_read +
@@ -156,10 +136,6 @@ bool is_better(const Simulation& left, const Simulation& right) {
 
 Simulation simulate(const TraceIndex& index, const Plan& plan, const Machine& machine) {
   return Replay(index, plan, machine).run();
-}
-
-Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine) {
-  return simulate(TraceIndex(trace), plan, machine);
 }
 
 }  // namespace tencache

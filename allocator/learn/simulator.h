@@ -19,6 +19,9 @@
 
 namespace tencache {
 
+/// Steps are compared in units of this part of the computing time.
+inline constexpr uint64_t kStepParts = 1024;
+
 /// A move of one tensor. Times count from the start of the period, and are below 0 before it.
 struct Migration {
   uint32_t tensor = 0;
@@ -52,6 +55,8 @@ struct Simulation {
   std::vector<Migration> migrations;
 
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }
+  /// Whether ops wait so long that it counts.
+  bool has_stalls() const { return total_stall_ns() > compute_ns / kStepParts; }
 };
 
 class TraceIndex;
@@ -61,9 +66,6 @@ struct Planned {
   Simulation simulation;  // of the plan
 };
 
-/// Steps are compared in units of this part of the computing time.
-inline constexpr uint64_t kStepParts = 1024;
-
 /// Whether the left plan is the better one: it exceeds the budget less, then takes less time, then
 /// is late with fewer bytes, then moves fewer.
 bool is_better(const Simulation& left, const Simulation& right);
@@ -71,6 +73,5 @@ bool is_better(const Simulation& left, const Simulation& right);
 /// REQUIRES: trace.validate() is ok and the plan's numbers are the trace's. Whoever plays a trace
 /// more than once makes its index once.
 Simulation simulate(const TraceIndex& index, const Plan& plan, const Machine& machine);
-Simulation simulate(const Trace& trace, const Plan& plan, const Machine& machine);
 
 }  // namespace tencache

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TensorsByTick: the tensors that something happens to at each tick, in order. PlanByTick: a plan's
-// moves, laid out so. Values that never change; any thread.
+// ByTick: some values for each tick, in one sequence. TensorsByTick: the tensors that something
+// happens to at each tick, in order. PlanByTick: a plan's moves, laid out so. Values that never
+// change; any thread.
 #pragma once
 
 #include <algorithm>
@@ -15,27 +16,34 @@
 
 namespace tencache {
 
-/// Numbers of tensors by tick.
-class TensorsByTick {
+template <typename Value>
+class ByTick {
  public:
-  TensorsByTick() = default;
-  /// `moves` holds (tick, tensor) pairs; at() keeps their order within each tick.
-  TensorsByTick(Tick tick_count, const std::vector<std::pair<Tick, uint32_t>>& moves)
+  ByTick() = default;
+  /// `pairs` are of a tick and a value each; at() keeps their order within each tick.
+  ByTick(Tick tick_count, const std::vector<std::pair<Tick, Value>>& pairs)
       : first_(tick_count + 1, 0) {
-    for (const auto& [tick, tensor] : moves) ++first_[tick + 1];
+    for (const auto& [tick, value] : pairs) ++first_[tick + 1];
     for (size_t tick = 1; tick < first_.size(); ++tick) first_[tick] += first_[tick - 1];
-    tensors_.resize(moves.size());
+    values_.resize(pairs.size());
     std::vector<uint32_t> next(first_.begin(), first_.end() - 1);
-    for (const auto& [tick, tensor] : moves) tensors_[next[tick]++] = tensor;
+    for (const auto& [tick, value] : pairs) values_[next[tick]++] = value;
   }
-  std::span<const uint32_t> at(Tick tick) const {
-    return std::span(tensors_).subspan(first_[tick], first_[tick + 1] - first_[tick]);
+  std::span<const Value> at(Tick tick) const {
+    return std::span(values_).subspan(first_[tick], first_[tick + 1] - first_[tick]);
   }
+  /// Where a tick's values begin in the sequence.
+  uint32_t begin(Tick tick) const { return first_[tick]; }
+  uint32_t size() const { return static_cast<uint32_t>(values_.size()); }
+  const Value& operator[](uint32_t place) const { return values_[place]; }
 
  private:
-  std::vector<uint32_t> first_;  // where each tick begins in tensors_
-  std::vector<uint32_t> tensors_;
+  std::vector<uint32_t> first_;  // where each tick begins in values_, and the end
+  std::vector<Value> values_;
 };
+
+/// Numbers of tensors.
+using TensorsByTick = ByTick<uint32_t>;
 
 struct PlanByTick {
   PlanByTick() = default;

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 
-#include "learn/tick_digest.h"
-
 namespace tencache {
 namespace {
 
@@ -25,9 +23,7 @@ void TickLog::append(const std::vector<ThreadEvents>& threads) {
     for (const Event& event : thread.events) merged.push_back({thread.thread_index, &event});
   }
   if (lost_count_ > lost_before) clear();
-  std::stable_sort(merged.begin(), merged.end(), [](const ThreadEvent& a, const ThreadEvent& b) {
-    return a.event->at < b.event->at;
-  });
+  std::ranges::stable_sort(merged, {}, [](const ThreadEvent& entry) { return entry.event->at; });
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
@@ -56,7 +52,7 @@ void TickLog::take(uint32_t thread, const Event& event) {
       return;
     case EventKind::kAllocate: {
       if (ticks_.empty()) return;
-      std::vector<uint64_t>& births = births_.back();
+      std::vector<uint64_t>& births = ticks_.back().births;
       // A program that allocates on and on and names none of it has nothing to learn from.
       if (births.size() == kBirthsMax) return clear();
       lives_[event.extent_id] = {event.bytes, end() - 1, static_cast<uint32_t>(births.size()),
@@ -69,7 +65,7 @@ void TickLog::take(uint32_t thread, const Event& event) {
       ExtentLife& life = lives_[event.extent_id];
       life.bytes = event.bytes;
       life.freed = end() - 1;
-      deaths_.back().push_back(event.extent_id);
+      ticks_.back().deaths.push_back(event.extent_id);
       return;
     }
     case EventKind::kStep:
@@ -90,9 +86,8 @@ void TickLog::take_access(OpenOp& open, const Event& event) {
     if (ticks_.size() == kTicksMax) forget_oldest();
     open.is_tick = true;
     open.number = end();
-    ticks_.push_back({TickDigest(open.op).value(), open.op, open.begun_at, 0, {}, {}});
-    births_.emplace_back();
-    deaths_.emplace_back();
+    ticks_.push_back(
+        {.digest = TickDigest(open.op).value(), .op = open.op, .begun_at = open.begun_at});
   }
   if (open.number < first_) return;
   const bool is_write = event.kind == EventKind::kWrite;
@@ -112,47 +107,24 @@ bool TickLog::is_older(uint64_t extent_id, uint64_t since) const {
   return known->freed == kUnknownTick && (known->born == kUnknownTick || known->born < since);
 }
 
-uint64_t TickLog::identity(uint64_t number, uint64_t since) const {
-  uint64_t value = tick(number).digest;
-  for (const LoggedAccess& access : tick(number).accesses) {
-    if (is_older(access.extent_id, since)) value = TickDigest::mix(value ^ access.extent_id);
-  }
-  return value;
-}
-
-std::vector<uint64_t> TickLog::identities(uint64_t begin, uint64_t end, uint64_t since) const {
-  std::vector<uint64_t> row;
-  row.reserve(end - begin);
-  for (uint64_t number = begin; number < end; ++number) row.push_back(identity(number, since));
-  return row;
-}
-
 std::span<const uint64_t> TickLog::births(uint64_t tick) const {
   if (tick < first_ || tick >= end()) return {};
-  return births_[tick - first_];
+  return ticks_[tick - first_].births;
 }
 
 std::span<const uint64_t> TickLog::deaths(uint64_t tick) const {
   if (tick < first_ || tick >= end()) return {};
-  return deaths_[tick - first_];
-}
-
-std::optional<uint64_t> TickLog::born_at(uint64_t tick, uint32_t ordinal) const {
-  const std::span<const uint64_t> born = births(tick);
-  if (ordinal >= born.size()) return std::nullopt;
-  return born[ordinal];
+  return ticks_[tick - first_].deaths;
 }
 
 // Extents that died in the oldest tick are named by none of the ticks that are left.
 void TickLog::forget_oldest() {
-  for (const uint64_t extent_id : deaths_.front()) lives_.erase(extent_id);
-  for (const uint64_t extent_id : births_.front()) {
+  for (const uint64_t extent_id : ticks_.front().deaths) lives_.erase(extent_id);
+  for (const uint64_t extent_id : ticks_.front().births) {
     const auto found = lives_.find(extent_id);
     if (found != lives_.end()) found->second.born = kUnknownTick;
   }
   ticks_.pop_front();
-  births_.pop_front();
-  deaths_.pop_front();
   ++first_;
   while (!marks_.empty() && marks_.front() < first_) marks_.pop_front();
 }
@@ -160,8 +132,6 @@ void TickLog::forget_oldest() {
 void TickLog::clear() {
   first_ = end();
   ticks_.clear();
-  births_.clear();
-  deaths_.clear();
   marks_.clear();
   lives_.clear();
   open_.clear();

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "learn/recorder.h"
+#include "learn/tick_digest.h"
 
 namespace tencache {
 
@@ -36,7 +37,9 @@ struct LoggedTick {
   uint64_t begun_at = 0;                   // a timestamp
   uint64_t wait_ns = 0;                    // waited for fetches and room from here to the next tick
   std::optional<uint64_t> device_ns = {};  // what the device computed, where that was measured
-  std::vector<LoggedAccess> accesses;
+  std::vector<LoggedAccess> accesses = {};
+  std::vector<uint64_t> births = {};  // the extents that were allocated in it, in order
+  std::vector<uint64_t> deaths = {};  // the extents that were freed in it, in order
 };
 
 /// How long the device computed from an op to the next one of its thread, without the waits for
@@ -71,13 +74,25 @@ class TickLog {
   const ExtentLife* life(uint64_t extent_id) const;
   /// Whether the extent existed before tick `since` and still does, as far as the log knows.
   bool is_older(uint64_t extent_id, uint64_t since) const;
-  /// A tick's digest, mixed with those of its extents that are older than `since`. A repetition
-  /// uses the same ones, so layers that only look alike have other identities.
-  uint64_t identity(uint64_t number, uint64_t since) const;
-  /// The identities from `begin` to `end`, in order.
-  std::vector<uint64_t> identities(uint64_t begin, uint64_t end, uint64_t since) const;
-  /// The extent that was the `ordinal`-th allocated in a tick; nullopt when there is none.
-  std::optional<uint64_t> born_at(uint64_t tick, uint32_t ordinal) const;
+  /// The digests of the ticks from `begin` to `end`, each mixed with those of its extents for which
+  /// `tells(id)` is true.
+  template <typename Tells>
+  std::vector<uint64_t> identities_where(uint64_t begin, uint64_t end, Tells tells) const {
+    std::vector<uint64_t> row;
+    for (uint64_t number = begin; number < end; ++number) {
+      uint64_t value = tick(number).digest;
+      for (const LoggedAccess& access : tick(number).accesses) {
+        if (tells(access.extent_id)) value = TickDigest::mix(value ^ access.extent_id);
+      }
+      row.push_back(value);
+    }
+    return row;
+  }
+  /// The same with the extents that are older than `since`. A repetition uses the same ones, so
+  /// layers that only look alike have other identities.
+  std::vector<uint64_t> identities(uint64_t begin, uint64_t end, uint64_t since) const {
+    return identities_where(begin, end, [&](uint64_t id) { return is_older(id, since); });
+  }
   /// Extents allocated in a tick, in order.
   std::span<const uint64_t> births(uint64_t tick) const;
   /// Extents freed in a tick, in order.
@@ -101,8 +116,6 @@ class TickLog {
   uint64_t first_ = 0;
   uint64_t lost_count_ = 0;
   std::deque<LoggedTick> ticks_;
-  std::deque<std::vector<uint64_t>> births_;  // by tick
-  std::deque<std::vector<uint64_t>> deaths_;
   std::deque<uint64_t> marks_;
   std::unordered_map<uint64_t, ExtentLife> lives_;  // by extent
   std::unordered_map<uint32_t, OpenOp> open_;       // the op that began last, by thread

@@ -2,6 +2,7 @@
 #include "learn/trace.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tencache {
 namespace {
@@ -33,8 +34,7 @@ std::vector<std::vector<Use>> collect_uses(const Trace& trace) {
     if (tensor.is_persistent()) continue;
     // The op that allocates it fills it, whether it is named or not.
     std::vector<Use>& of_tensor = uses[index];
-    const auto place = std::lower_bound(of_tensor.begin(), of_tensor.end(), tensor.allocated_at,
-                                        [](const Use& use, Tick tick) { return use.tick < tick; });
+    const auto place = std::ranges::lower_bound(of_tensor, tensor.allocated_at, {}, &Use::tick);
     if (place != of_tensor.end() && place->tick == tensor.allocated_at) {
       place->is_write = true;
     } else {
@@ -47,8 +47,7 @@ std::vector<std::vector<Use>> collect_uses(const Trace& trace) {
 // Rotates the uses so that they begin where the tensor is allocated.
 void rotate_to_birth(const TraceTensor& tensor, std::vector<Use>* uses) {
   if (tensor.is_persistent()) return;
-  const auto birth = std::find_if(uses->begin(), uses->end(),
-                                  [&](const Use& use) { return use.tick == tensor.allocated_at; });
+  const auto birth = std::ranges::find(*uses, tensor.allocated_at, &Use::tick);
   std::rotate(uses->begin(), birth, uses->end());
 }
 
@@ -91,21 +90,14 @@ Status Trace::validate() const {
 std::vector<uint64_t> Trace::bytes_by_tick() const {
   // Differences first, then their running sum; unsigned arithmetic wraps back by itself.
   std::vector<uint64_t> bytes(ops.size() + 1, 0);
-  uint64_t at_start = fixed_bytes;
+  bytes[0] = fixed_bytes;
   for (const TraceTensor& tensor : tensors) {
-    if (tensor.is_persistent()) {
-      at_start += tensor.bytes;
-      continue;
-    }
-    if (tensor.freed_at < tensor.allocated_at) at_start += tensor.bytes;
+    if (tensor.is_persistent() || tensor.freed_at < tensor.allocated_at) bytes[0] += tensor.bytes;
+    if (tensor.is_persistent()) continue;
     bytes[tensor.allocated_at] += tensor.bytes;
     bytes[tensor.freed_at + 1] -= tensor.bytes;
   }
-  uint64_t sum = at_start;
-  for (uint64_t& entry : bytes) {
-    sum += entry;
-    entry = sum;
-  }
+  std::partial_sum(bytes.begin(), bytes.end(), bytes.begin());
   bytes.pop_back();
   return bytes;
 }
@@ -131,18 +123,6 @@ uint64_t Trace::largest_op_bytes() const {
   return resident_bytes + std::ranges::max(bytes);
 }
 
-std::vector<uint64_t> Trace::begin_ns() const {
-  std::vector<uint64_t> begin;
-  begin.reserve(ops.size() + 1);
-  uint64_t now = 0;
-  for (const TraceOp& op : ops) {
-    begin.push_back(now);
-    now += op.compute_ns;
-  }
-  begin.push_back(now);
-  return begin;
-}
-
 std::vector<Gap> gaps_of(const Trace& trace) {
   const Tick count = trace.tick_count();
   std::vector<Gap> gaps;
@@ -158,7 +138,7 @@ std::vector<Gap> gaps_of(const Trace& trace) {
     for (size_t use = 0; use < uses.size(); ++use) {
       was_written |= uses[use].is_write;
       const bool is_last = use + 1 == uses.size();
-      Gap gap{index, uses[use].tick, kNoTick, 0, was_written};
+      Gap gap{index, tensor.bytes, uses[use].tick, kNoTick, 0, was_written};
       if (!is_last || tensor.is_persistent()) {
         gap.before = uses[is_last ? 0 : use + 1].tick;
         gap.until = (gap.before + count - 1) % count;

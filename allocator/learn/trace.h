@@ -48,6 +48,8 @@ struct Trace {
   uint64_t fixed_bytes = 0;  // on the device all the time: what cannot leave
 
   Tick tick_count() const { return static_cast<Tick>(ops.size()); }
+  /// How many ticks it is from one to another, which is in the next repetition if `to` < `from`.
+  Tick ticks_from(Tick from, Tick to) const { return (to + tick_count() - from) % tick_count(); }
   uint64_t compute_ns() const;
 
   /// kInvalidArgument, naming the first invalid number, or an access outside of a tensor's life.
@@ -61,8 +63,6 @@ struct Trace {
   /// The smallest budget that is never exceeded: what the most demanding op names and allocates,
   /// besides the bytes that never leave (fixed ones, and tensors that no op names).
   uint64_t largest_op_bytes() const;
-  /// When each op begins if nothing ever waits; one more entry for the end of the period.
-  std::vector<uint64_t> begin_ns() const;
 };
 
 /// A time in which a tensor is there but no op names it, so it could be elsewhere. It lasts from
@@ -70,6 +70,7 @@ struct Trace {
 /// <= after.
 struct Gap {
   uint32_t tensor = 0;
+  uint64_t bytes = 0;  // of the tensor
   Tick after = 0;
   Tick before = kNoTick;     // kNoTick: it is freed, unused, after `until`
   Tick until = 0;            // the last tick of the gap

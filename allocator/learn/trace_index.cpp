@@ -2,13 +2,13 @@
 #include "learn/trace_index.h"
 
 #include <utility>
+#include <vector>
 
 namespace tencache {
 
 TraceIndex::TraceIndex(const Trace& trace)
     : trace_(trace),
       uses_(trace),
-      compute_ns_(trace.compute_ns()),
       next_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kFarthestNextUse),
       last_uses_(uses_.ends_of_idleness(), trace.tick_count(), Victim::kLeastRecentlyUsed) {
   std::vector<std::pair<Tick, uint32_t>> births;
@@ -21,16 +21,16 @@ TraceIndex::TraceIndex(const Trace& trace)
   }
   born_at_ = TensorsByTick(trace.tick_count(), births);
   freed_at_ = TensorsByTick(trace.tick_count(), deaths);
-  needed_begin_.reserve(trace.tick_count() + 1);
+  std::vector<std::pair<Tick, Needed>> needed;
   for (Tick tick = 0; tick < trace.tick_count(); ++tick) {
-    needed_begin_.push_back(static_cast<uint32_t>(needed_.size()));
     const auto add = [&](uint32_t tensor) {
-      needed_.push_back({tensor, next_uses_.place_of(tensor, uses_.idle_until(tensor, tick))});
+      const uint32_t place = next_uses_.place_of(tensor, uses_.idle_until(tensor, tick));
+      needed.emplace_back(tick, Needed{tensor, place});
     };
     for (const TraceAccess& access : trace.ops[tick].accesses) add(access.tensor);
     for (const uint32_t tensor : born_at_.at(tick)) add(tensor);
   }
-  needed_begin_.push_back(static_cast<uint32_t>(needed_.size()));
+  needed_ = ByTick<Needed>(trace.tick_count(), needed);
 }
 
 }  // namespace tencache

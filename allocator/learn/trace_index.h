@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "learn/plan.h"
 #include "learn/tensor_uses.h"
@@ -30,14 +29,10 @@ class TraceIndex {
 
   const Trace& trace() const { return trace_; }
   const TensorUses& uses() const { return uses_; }
-  uint64_t compute_ns() const { return compute_ns_; }
   std::span<const uint32_t> born_at(Tick tick) const { return born_at_.at(tick); }
   std::span<const uint32_t> freed_at(Tick tick) const { return freed_at_.at(tick); }
   /// What the op names, then what it allocates.
-  std::span<const Needed> needed_at(Tick tick) const {
-    const uint32_t begin = needed_begin_[tick];
-    return std::span(needed_).subspan(begin, needed_begin_[tick + 1] - begin);
-  }
+  std::span<const Needed> needed_at(Tick tick) const { return needed_.at(tick); }
   const UsesByTick& row(Victim rule) const {
     return rule == Victim::kFarthestNextUse ? next_uses_ : last_uses_;
   }
@@ -45,13 +40,11 @@ class TraceIndex {
  private:
   const Trace& trace_;
   const TensorUses uses_;
-  const uint64_t compute_ns_;
   TensorsByTick born_at_;
   TensorsByTick freed_at_;
   const UsesByTick next_uses_;
   const UsesByTick last_uses_;
-  std::vector<Needed> needed_;
-  std::vector<uint32_t> needed_begin_;  // by tick, and the end
+  ByTick<Needed> needed_;
 };
 
 }  // namespace tencache

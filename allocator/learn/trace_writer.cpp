@@ -6,21 +6,18 @@
 #include <nlohmann/json.hpp>
 
 #include "learn/json_lines.h"
+#include "platform/output_file.h"
 
 namespace tencache {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct ThreadEvent {
-  uint32_t thread_index;
-  Event event;
-};
-
 /// A line of the file: an event of a thread, or a move.
 struct Line {
   uint64_t at = 0;
-  const ThreadEvent* event = nullptr;
+  const Event* event = nullptr;
+  uint32_t thread_index = 0;  // of the event
   const Move* move = nullptr;
 };
 
@@ -68,10 +65,10 @@ Json to_json(const Move& move, const TimestampLine& clock, const char* below) {
 
 bool names_op(EventKind kind) { return kind == EventKind::kOpBegin || kind == EventKind::kOpEnd; }
 
-Json to_json(const ThreadEvent& entry, const TimestampLine& clock, const Recorder& recorder) {
-  const Event& event = entry.event;
+Json to_json(const Line& of_event, const TimestampLine& clock, const Recorder& recorder) {
+  const Event& event = *of_event.event;
   Json line = {{"ns", clock.ns_since_start(event.at)},
-               {"thread", entry.thread_index},
+               {"thread", of_event.thread_index},
                {"kind", event_kind_name(event.kind)}};
   if (names_op(event.kind)) {
     line["op"] = recorder.op_name(event.op);
@@ -93,18 +90,17 @@ Json names_json(const std::map<uint64_t, std::string>& names) {
 }  // namespace
 
 Status write_trace(const TraceSource& source, const std::string& path) {
-  std::vector<ThreadEvent> entries;
+  std::vector<Line> lines_in_time;
   uint64_t lost_count = 0;
   const std::vector<ThreadEvents> threads = source.recorder.snapshot();
   for (const ThreadEvents& thread : threads) {
     lost_count += thread.lost_count;
-    for (const Event& event : thread.events) entries.push_back({thread.thread_index, event});
+    for (const Event& event : thread.events) {
+      lines_in_time.push_back({event.at, &event, thread.thread_index, nullptr});
+    }
   }
   const KeptMoves kept = source.moves != nullptr ? source.moves->kept() : KeptMoves{};
-  std::vector<Line> lines_in_time;
-  lines_in_time.reserve(entries.size() + kept.moves.size());
-  for (const ThreadEvent& entry : entries) lines_in_time.push_back({entry.event.at, &entry, {}});
-  for (const Move& move : kept.moves) lines_in_time.push_back({move.begin, {}, &move});
+  for (const Move& move : kept.moves) lines_in_time.push_back({move.begin, nullptr, 0, &move});
   std::ranges::stable_sort(lines_in_time, {}, &Line::at);
   const TimestampLine clock = source.recorder.clock().line();
   Json header = {{"format", "tencache-events"}, {"version", 2}};
@@ -114,11 +110,12 @@ Status write_trace(const TraceSource& source, const std::string& path) {
                  {"lost", lost_count},
                  {"moves_lost", kept.lost_count},
                  {"names", names_json(source.recorder.extent_names())}});
-  return write_json_lines(path, [&](JsonLines& lines) {
-    lines.add(header);
+  return write_output_file(path, [&](OutputText& file) {
+    append_json_line(header, file);
     for (const Line& line : lines_in_time) {
-      lines.add(line.move != nullptr ? to_json(*line.move, clock, source.below)
-                                     : to_json(*line.event, clock, source.recorder));
+      append_json_line(line.move != nullptr ? to_json(*line.move, clock, source.below)
+                                            : to_json(line, clock, source.recorder),
+                       file);
     }
   });
 }

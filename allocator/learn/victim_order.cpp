@@ -2,55 +2,41 @@
 #include "learn/victim_order.h"
 
 #include <algorithm>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
 
 namespace tencache {
-namespace {
 
-uint32_t count_uses(const std::vector<std::vector<Tick>>& uses) {
-  size_t count = 0;
-  for (const std::vector<Tick>& of_tensor : uses) count += of_tensor.size();
-  return static_cast<uint32_t>(count);
-}
-
-}  // namespace
-
+// The numbers of the tensors ascend within a tick, or descend, as the tensors are walked.
 UsesByTick::UsesByTick(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule)
     : is_ascending_(rule == Victim::kLeastRecentlyUsed),
-      tensor_count_(static_cast<uint32_t>(uses.size())),
-      row_(count_uses(uses)),
-      row_begin_(tick_count + 1, 0) {
-  // A counting sort: count the uses of each tick, find where they end, then put each use into the
-  // next place downwards from there. So numbers ascend within a tick if tensors are walked in
-  // descending order here.
-  for (const std::vector<Tick>& of_tensor : uses) {
-    for (const Tick tick : of_tensor) ++row_begin_[tick];
-  }
-  for (Tick tick = 0; tick < tick_count; ++tick) row_begin_[tick + 1] += row_begin_[tick];
+      tensor_count_(static_cast<uint32_t>(uses.size())) {
+  std::vector<std::pair<Tick, uint32_t>> row;
   for (uint32_t walked = 0; walked < tensor_count_; ++walked) {
-    const uint32_t tensor = is_ascending_ ? tensor_count_ - 1 - walked : walked;
-    for (const Tick tick : uses[tensor]) row_[--row_begin_[tick]] = tensor;
+    const uint32_t tensor = is_ascending_ ? walked : tensor_count_ - 1 - walked;
+    for (const Tick tick : uses[tensor]) row.emplace_back(tick, tensor);
   }
+  row_ = TensorsByTick(tick_count, row);
 }
 
 uint32_t UsesByTick::place_of(uint32_t tensor, Tick use) const {
-  const auto begin = row_.begin() + row_begin_[use];
-  const auto end = row_.begin() + row_begin_[use + 1];
-  const auto place = std::lower_bound(begin, end, tensor, [&](uint32_t left, uint32_t right) {
-    return is_ascending_ ? left < right : left > right;
-  });
-  TENCACHE_DCHECK(place != end && *place == tensor);
-  return static_cast<uint32_t>(place - row_.begin());
+  const std::span<const uint32_t> of_tick = row_.at(use);
+  const auto place = std::lower_bound(
+      of_tick.begin(), of_tick.end(), tensor,
+      [&](uint32_t left, uint32_t right) { return is_ascending_ ? left < right : left > right; });
+  TENCACHE_DCHECK(place != of_tick.end() && *place == tensor);
+  return row_.begin(use) + static_cast<uint32_t>(place - of_tick.begin());
 }
 
 std::optional<uint32_t> UsesByTick::first_of(const NumberSet& occupied, Tick now) const {
   if (is_ascending_) {
-    const std::optional<uint32_t> place = occupied.at_or_after(row_begin_[now + 1]);
+    const std::optional<uint32_t> place = occupied.at_or_after(row_.begin(now + 1));
     return place ? place : occupied.at_or_after(0);
   }
-  const std::optional<uint32_t> place = occupied.before(row_begin_[now]);
-  return place ? place : occupied.before(row_begin_.back());
+  const std::optional<uint32_t> place = occupied.before(row_.begin(now));
+  return place ? place : occupied.before(row_.size());
 }
 
 VictimOrder::VictimOrder(const UsesByTick& row)

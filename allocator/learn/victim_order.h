@@ -16,6 +16,7 @@
 
 #include "learn/number_set.h"
 #include "learn/plan.h"
+#include "learn/tensors_by_tick.h"
 #include "learn/trace.h"
 
 namespace tencache {
@@ -26,7 +27,7 @@ class UsesByTick {
   UsesByTick(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule);
 
   uint32_t tensor_count() const { return tensor_count_; }
-  uint32_t size() const { return static_cast<uint32_t>(row_.size()); }
+  uint32_t size() const { return row_.size(); }
   uint32_t tensor_at(uint32_t place) const { return row_[place]; }
   /// Where the tensor stands by this use. REQUIRES: it is one of its uses.
   uint32_t place_of(uint32_t tensor, Tick use) const;
@@ -38,8 +39,7 @@ class UsesByTick {
   // of a tick must be met first.
   const bool is_ascending_;
   const uint32_t tensor_count_;
-  std::vector<uint32_t> row_;        // the tensor of each use
-  std::vector<uint32_t> row_begin_;  // where the uses of each tick begin, and the end
+  TensorsByTick row_;  // the tensor of each use
 };
 
 class VictimOrder {

@@ -16,11 +16,11 @@ constexpr uint32_t kBordersOfAKind = kBordersMax / 3;
 uint64_t rest(uint64_t bytes, uint64_t taken) { return bytes - std::min(bytes, taken); }
 
 // A tensor that no op names cannot leave, because the gate does not know it.
-uint64_t bytes_that_never_leave(const Trace& trace) {
+uint64_t bytes_that_never_leave(const TraceIndex& index) {
+  const Trace& trace = index.trace();
   uint64_t bytes = trace.fixed_bytes;
-  const std::vector<std::vector<Tick>> uses = uses_by_tensor(trace);
-  for (size_t index = 0; index < uses.size(); ++index) {
-    if (uses[index].empty()) bytes += trace.tensors[index].bytes;
+  for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
+    if (!index.uses().is_named(tensor)) bytes += trace.tensors[tensor].bytes;
   }
   return bytes;
 }
@@ -28,25 +28,18 @@ uint64_t bytes_that_never_leave(const Trace& trace) {
 /// One window at a time: it begins, and is then extended from border to border.
 class Windows {
  public:
-  Windows(const Trace& trace, const Machine& machine, Tick begin)
-      : trace_(trace),
+  Windows(const TraceIndex& index, const Machine& machine, Tick begin)
+      : index_(index),
+        trace_(index.trace()),
         machine_(machine),
         begin_(begin),
         // An op that names more than the budget exceeds it, and what it named may stay.
-        budget_bytes_(std::max(machine.budget_bytes, trace.largest_op_bytes())),
-        fixed_bytes_(bytes_that_never_leave(trace)),
-        born_at_(trace.tick_count()),
-        freed_at_(trace.tick_count()),
-        seen_in_(trace.tensors.size(), 0),
-        held_by_(trace.tensors.size(), 0),
-        written_in_(trace.tensors.size(), 0),
-        counted_by_(trace.tensors.size(), 0) {
-    for (uint32_t tensor = 0; tensor < trace.tensors.size(); ++tensor) {
-      const TraceTensor& life = trace.tensors[tensor];
-      if (life.is_persistent()) continue;
-      born_at_[place_of(life.allocated_at)].push_back(tensor);
-      freed_at_[place_of(life.freed_at)].push_back(tensor);
-    }
+        budget_bytes_(std::max(machine.budget_bytes, trace_.largest_op_bytes())),
+        fixed_bytes_(bytes_that_never_leave(index)),
+        seen_in_(trace_.tensors.size(), 0),
+        held_by_(trace_.tensors.size(), 0),
+        written_in_(trace_.tensors.size(), 0),
+        counted_by_(trace_.tensors.size(), 0) {
     choose_borders();
   }
 
@@ -116,7 +109,7 @@ class Windows {
     uint32_t extreme = 0;  // the place of the most bytes since the last turn, or of the fewest
     uint64_t extreme_bytes = by_tick[begin_];
     for (uint32_t place = 1; place < count; ++place) {
-      const uint64_t bytes = by_tick[(begin_ + place) % count];
+      const uint64_t bytes = by_tick[tick_at(place)];
       const bool goes_on = grows ? bytes > extreme_bytes : bytes < extreme_bytes;
       const uint64_t back = grows ? rest(extreme_bytes, bytes) : rest(bytes, extreme_bytes);
       if (!goes_on && back < swing) continue;
@@ -130,13 +123,8 @@ class Windows {
     return turns;
   }
 
-  const TraceOp& op_at(uint32_t place) const {
-    return trace_.ops[(begin_ + place) % trace_.tick_count()];
-  }
-
-  uint32_t place_of(Tick tick) const {
-    return (tick + trace_.tick_count() - begin_) % trace_.tick_count();
-  }
+  Tick tick_at(uint32_t place) const { return (begin_ + place) % trace_.tick_count(); }
+  const TraceOp& op_at(uint32_t place) const { return trace_.ops[tick_at(place)]; }
 
   void begin_window(uint32_t first_place) {
     ++window_;
@@ -151,7 +139,7 @@ class Windows {
   void extend_window(uint32_t from_place, uint32_t to_place) {
     for (uint32_t place = from_place; place < to_place; ++place) {
       if (place > first_place_) forget_freed(place - 1);
-      for (const uint32_t tensor : born_at_[place]) write(tensor);
+      for (const uint32_t tensor : index_.born_at(tick_at(place))) write(tensor);
       const TraceOp& op = op_at(place);
       compute_ns_ += op.compute_ns;
       for (const TraceAccess& access : op.accesses) {
@@ -164,7 +152,7 @@ class Windows {
 
   // A tensor that was freed after an op of the window is nowhere when the window ends.
   void forget_freed(uint32_t place) {
-    for (const uint32_t tensor : freed_at_[place]) {
+    for (const uint32_t tensor : index_.freed_at(tick_at(place))) {
       if (written_in_[tensor] != window_) continue;
       written_in_[tensor] = 0;
       written_bytes_ -= trace_.tensors[tensor].bytes;
@@ -181,8 +169,8 @@ class Windows {
     if (std::exchange(seen_in_[tensor], window_) == window_) return;
     const TraceTensor& life = trace_.tensors[tensor];
     const bool is_born_in_it = !life.is_persistent() &&
-                               place_of(life.allocated_at) >= first_place_ &&
-                               place_of(life.allocated_at) <= place;
+                               trace_.ticks_from(begin_, life.allocated_at) >= first_place_ &&
+                               trace_.ticks_from(begin_, life.allocated_at) <= place;
     if (is_born_in_it) return;
     named_bytes_ += life.bytes;
     if (held_by_[tensor] == window_) held_bytes_ -= life.bytes;
@@ -231,14 +219,13 @@ class Windows {
                     write_ns == 0 ? 0 : write_ns + op_at(first_place_).compute_ns);
   }
 
+  const TraceIndex& index_;
   const Trace& trace_;
   const Machine& machine_;
   const Tick begin_;  // places count from here
   const uint64_t budget_bytes_;
   const uint64_t fixed_bytes_;
-  std::vector<uint32_t> borders_;               // where a window may begin or end, in order
-  std::vector<std::vector<uint32_t>> born_at_;  // by place
-  std::vector<std::vector<uint32_t>> freed_at_;
+  std::vector<uint32_t> borders_;     // where a window may begin or end, in order
   std::vector<uint32_t> seen_in_;     // the last window that named each tensor
   std::vector<uint32_t> held_by_;     // the last window that a naming op directly precedes
   std::vector<uint32_t> written_in_;  // the last window that wrote it; 0 once it is freed
@@ -255,8 +242,8 @@ class Windows {
 
 }  // namespace
 
-WindowTimes longest_windows(const Trace& trace, const Machine& machine, Tick begin) {
-  return Windows(trace, machine, begin).longest();
+WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin) {
+  return Windows(index, machine, begin).longest();
 }
 
 }  // namespace tencache

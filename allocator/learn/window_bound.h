@@ -16,6 +16,7 @@
 
 #include "learn/plan.h"
 #include "learn/trace.h"
+#include "learn/trace_index.h"
 
 namespace tencache {
 
@@ -27,6 +28,6 @@ struct WindowTimes {
 };
 
 /// The windows go from tick `begin` round to that tick again. REQUIRES: as make_plan.
-WindowTimes longest_windows(const Trace& trace, const Machine& machine, Tick begin);
+WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin);
 
 }  // namespace tencache

@@ -14,6 +14,7 @@
 #include "learn/planner.h"
 #include "support/every_plan.h"
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {

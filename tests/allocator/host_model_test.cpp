@@ -11,6 +11,7 @@
 
 #include "learn/simulator.h"
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {
@@ -27,7 +28,7 @@ class HostModelTest : public ::testing::Test {
     machine_.host_headroom_bytes = headroom_bytes;
     machine_.disk_read_bytes_per_s = 1e9;
     machine_.disk_write_bytes_per_s = 0.5e9;
-    model_.emplace(trace_, machine_, copy_ahead_bytes);
+    model_.emplace(trace_, machine_, copy_ahead_bytes, &notes_);
   }
   /// Returns when there was room for it.
   uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
@@ -38,6 +39,7 @@ class HostModelTest : public ::testing::Test {
 
   Trace trace_;
   Machine machine_;
+  Simulation notes_;
   std::optional<HostModel> model_;
 };
 
@@ -46,27 +48,27 @@ TEST_F(HostModelTest, WhoIsNeededLastGoesToDisk) {
   EXPECT_EQ(leave(0, 0, 30), 0u);
   EXPECT_EQ(leave(1, 0, 10), 0u);
   EXPECT_EQ(leave(2, 50, 20), 250u) << "when tensor 0 is written";
-  EXPECT_EQ(model_->bytes_written(), kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, kBytes);
   EXPECT_EQ(model_->used_bytes(), 2 * kBytes);
   EXPECT_EQ(model_->fetch(1, 300), 300u);
   EXPECT_EQ(model_->fetch(2, 300), 300u);
   model_->become_resident(1);
   EXPECT_EQ(model_->fetch(0, 300), 400u) << "in the place of the copy of tensor 1";
   EXPECT_FALSE(model_->holds(1));
-  EXPECT_EQ(model_->bytes_read(), kBytes);
+  EXPECT_EQ(notes_.disk_bytes_read, kBytes);
 }
 
 TEST_F(HostModelTest, WhatWasReadIsNotWrittenAgain) {
   start(kBytes, 0, 2);
   leave(0, 0, 10);
   EXPECT_EQ(leave(1, 0, 20), 200u);
-  EXPECT_EQ(model_->bytes_written(), kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, kBytes);
   EXPECT_EQ(model_->fetch(0, 1000), 1300u) << "tensor 1 is written, then 0 read";
   model_->become_resident(0);
   EXPECT_TRUE(model_->holds(0));
   model_->become_cold(0, 40);
   EXPECT_EQ(model_->fetch(1, 2000), 2100u) << "tensor 0 has its slot still";
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes);
   model_->forget(0);
   model_->forget(1);
   EXPECT_EQ(model_->used_bytes(), 0u);
@@ -75,38 +77,38 @@ TEST_F(HostModelTest, WhatWasReadIsNotWrittenAgain) {
 TEST_F(HostModelTest, WhatIsNeededNextIsReadAhead) {
   start(6 * kBytes, kBytes, 8);
   for (uint32_t tensor = 0; tensor < 8; ++tensor) leave(tensor, 0, 10 + tensor);
-  EXPECT_EQ(model_->bytes_written(), 3 * kBytes) << "4 to 6, when 5 to 7 leave";
+  EXPECT_EQ(notes_.disk_bytes_written, 3 * kBytes) << "4 to 6, when 5 to 7 leave";
   const auto take = [this](uint32_t tensor, uint64_t now_ns) {
     EXPECT_EQ(model_->fetch(tensor, now_ns), now_ns) << tensor;
     model_->forget(tensor);
     model_->advance(now_ns + 500);
   };
   take(0, 5000);
-  EXPECT_EQ(model_->bytes_read(), 2 * kBytes) << "4 and 5: host memory holds 1 to 5 and no more";
-  EXPECT_EQ(model_->bytes_written(), 4 * kBytes) << "tensor 7 makes room for 5";
+  EXPECT_EQ(notes_.disk_bytes_read, 2 * kBytes) << "4 and 5: host memory holds 1 to 5 and no more";
+  EXPECT_EQ(notes_.disk_bytes_written, 4 * kBytes) << "tensor 7 makes room for 5";
   take(1, 6000);
-  EXPECT_EQ(model_->bytes_read(), 3 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_read, 3 * kBytes);
   take(2, 7000);
-  EXPECT_EQ(model_->bytes_read(), 4 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_read, 4 * kBytes);
   for (const uint32_t tensor : {3, 4, 5, 6, 7}) take(tensor, 5000 + 1000 * tensor);
 }
 
 TEST_F(HostModelTest, WritesMayBeBehindByTheHeadroom) {
   start(2 * kBytes, kBytes, 3);
   leave(0, 0, 10);
-  EXPECT_EQ(model_->bytes_written(), 0u);
+  EXPECT_EQ(notes_.disk_bytes_written, 0u);
   EXPECT_EQ(leave(1, 0, 20), 0u) << "200 ns of writing, which the headroom hides";
   EXPECT_EQ(leave(2, 0, 30), 200u);
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes);
 }
 
 // Half of the headroom is for evictions alone. Once that is all, the whole of it is made free.
 TEST_F(HostModelTest, RoomIsMadeForTheWholeHeadroom) {
   start(6 * kBytes, 2 * kBytes, 7);
   for (uint32_t tensor = 0; tensor < 5; ++tensor) EXPECT_EQ(leave(tensor, 0, 10 + tensor), 0u);
-  EXPECT_EQ(model_->bytes_written(), 0u);
+  EXPECT_EQ(notes_.disk_bytes_written, 0u);
   EXPECT_EQ(leave(5, 0, 20), 0u) << "400 ns of writing, and room for two meanwhile";
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes);
   EXPECT_EQ(model_->used_bytes(), 4 * kBytes);
 }
 
@@ -114,25 +116,25 @@ TEST_F(HostModelTest, RoomIsMadeForTheWholeHeadroom) {
 TEST_F(HostModelTest, WhatIsNeededSoonerMakesNoRoom) {
   start(3 * kBytes, 0, 4);
   for (uint32_t tensor = 0; tensor < 4; ++tensor) leave(tensor, 0, 10 + tensor);
-  EXPECT_EQ(model_->bytes_written(), kBytes) << "tensor 2, before 3 was cold";
+  EXPECT_EQ(notes_.disk_bytes_written, kBytes) << "tensor 2, before 3 was cold";
   model_->fetch(0, 5000);
   model_->fetch(3, 5000);
   model_->advance(9000);
-  EXPECT_EQ(model_->bytes_read(), 0u) << "tensor 1 stays";
+  EXPECT_EQ(notes_.disk_bytes_read, 0u) << "tensor 1 stays";
   model_->become_resident(3);
   model_->advance(10000);
-  EXPECT_EQ(model_->bytes_read(), kBytes) << "in the place of the copy of tensor 3";
+  EXPECT_EQ(notes_.disk_bytes_read, kBytes) << "in the place of the copy of tensor 3";
 }
 
 TEST_F(HostModelTest, WhatIsNeededLastIsCopiedAhead) {
   start(3 * kBytes, 0, 4, 2 * kBytes);
   for (uint32_t tensor = 0; tensor < 3; ++tensor) leave(tensor, 0, 10 + tensor);
   model_->advance(1);
-  EXPECT_EQ(model_->bytes_written(), kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, kBytes);
   model_->advance(1000);
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes) << "and no more than was said";
+  EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes) << "and no more than was said";
   EXPECT_EQ(leave(3, 1000, 30), 1000u) << "a block is given back without a write";
-  EXPECT_EQ(model_->bytes_written(), 2 * kBytes);
+  EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes);
 }
 
 // ---- The simulator over it -----------------------------------------------------------------

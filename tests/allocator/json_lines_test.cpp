@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "platform/output_file.h"
 #include "support/test_directory.h"
 
 namespace tencache {
@@ -17,9 +18,9 @@ namespace {
 class JsonLinesTest : public ::testing::Test {
  protected:
   static Status write(const std::string& path, const std::string& name = "op") {
-    return write_json_lines(path, [&name](JsonLines& lines) {
-      lines.add({{"name", name}});
-      lines.add({{"b", 2}, {"a", 1}});
+    return write_output_file(path, [&name](OutputText& file) {
+      append_json_line({{"name", name}}, file);
+      append_json_line({{"b", 2}, {"a", 1}}, file);
     });
   }
   std::string content() const {

@@ -13,6 +13,7 @@ namespace tencache {
 namespace {
 
 using Range = BinTimeline::Range;
+using From = LinkTime::From;
 
 class Walk {
  public:
@@ -22,16 +23,16 @@ class Walk {
     }
   }
 
-  std::optional<uint32_t> bins(const Range& range, uint64_t ns, bool is_backward) const {
-    const std::vector<uint32_t> order = bins_of(range, is_backward);
+  std::optional<uint32_t> bins(const Range& range, uint64_t ns, From from) const {
+    const std::vector<uint32_t> order = bins_of(range, from);
     for (uint32_t walked = 0; walked < order.size(); ++walked) {
       if (free_ns_[order[walked]] >= ns) return walked + 1;
       ns -= free_ns_[order[walked]];
     }
     return std::nullopt;
   }
-  void take(const Range& range, uint64_t ns, bool is_backward) {
-    for (const uint32_t bin : bins_of(range, is_backward)) {
+  void take(const Range& range, uint64_t ns, From from) {
+    for (const uint32_t bin : bins_of(range, from)) {
       const uint64_t taken = std::min(ns, free_ns_[bin]);
       free_ns_[bin] -= taken;
       ns -= taken;
@@ -39,10 +40,10 @@ class Walk {
   }
 
  private:
-  std::vector<uint32_t> bins_of(const Range& range, bool is_backward) const {
+  std::vector<uint32_t> bins_of(const Range& range, From from) const {
     std::vector<uint32_t> bins;
     timeline_.for_each(range, [&](uint32_t bin) { bins.push_back(bin); });
-    if (is_backward) std::reverse(bins.begin(), bins.end());
+    if (from == From::kEnd) std::reverse(bins.begin(), bins.end());
     return bins;
   }
 
@@ -62,16 +63,13 @@ TEST(LinkTimeTest, GivesWhatAWalkThroughTheBinsGives) {
       const Range range = {static_cast<uint32_t>(random.between(0, timeline.count() - 1)),
                            static_cast<uint32_t>(random.between(0, timeline.count()))};
       const uint64_t ns = random.between(0, trace.compute_ns() / 2);
-      ASSERT_EQ(link.bins_forward(range, ns), walk.bins(range, ns, false)) << "round " << round;
-      ASSERT_EQ(link.bins_backward(range, ns), walk.bins(range, ns, true)) << "round " << round;
-      const uint64_t taken_ns = random.between(0, trace.compute_ns() / 50);
-      if (random.chance(0.5)) {
-        link.take_forward(range, taken_ns);
-        walk.take(range, taken_ns, false);
-      } else {
-        link.take_backward(range, taken_ns);
-        walk.take(range, taken_ns, true);
+      for (const From from : {From::kStart, From::kEnd}) {
+        ASSERT_EQ(link.bins(range, ns, from), walk.bins(range, ns, from)) << "round " << round;
       }
+      const uint64_t taken_ns = random.between(0, trace.compute_ns() / 50);
+      const From from = random.chance(0.5) ? From::kStart : From::kEnd;
+      link.take(range, taken_ns, from);
+      walk.take(range, taken_ns, from);
     }
   }
 }

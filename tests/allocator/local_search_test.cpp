@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {

@@ -82,7 +82,7 @@ class PeriodTest : public ::testing::Test {
   }
   std::vector<PeriodPlace> repeats(uint64_t since = 0) {
     flush();
-    return find_repeats(log_, since, log_.end() - 1);
+    return find_repeats(log_, since, log_.end() - 1, std::max(since, log_.begin()));
   }
 
   uint64_t now_ = timestamp();

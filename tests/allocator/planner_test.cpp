@@ -17,6 +17,7 @@
 #include "learn/bound.h"
 #include "support/every_plan.h"
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {

@@ -152,11 +152,11 @@ TEST(RecorderTest, ThreadsAgreeOnNumbers) {
 
 TEST(RecorderTest, KindsHaveDistinctNames) {
   std::vector<std::string_view> names;
-  for (uint8_t kind = 0; kind < 7; ++kind) {
+  for (uint8_t kind = 0; kind < 8; ++kind) {
     names.push_back(event_kind_name(static_cast<EventKind>(kind)));
   }
   EXPECT_EQ(names, (std::vector<std::string_view>{"op_begin", "op_end", "read", "write", "allocate",
-                                                  "free", "step"}));
+                                                  "free", "step", "wait"}));
 }
 
 }  // namespace

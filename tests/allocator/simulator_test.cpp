@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "support/random_trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 namespace {

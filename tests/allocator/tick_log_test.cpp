@@ -88,8 +88,8 @@ TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(log_.life(7)->ordinal, 1u);
   EXPECT_EQ(log_.life(7)->freed, kUnknownTick);
   EXPECT_EQ(log_.life(99), nullptr);
-  EXPECT_EQ(log_.born_at(0, 1), 7u);
-  EXPECT_FALSE(log_.born_at(0, 2).has_value());
+  ASSERT_EQ(log_.births(0).size(), 2u);
+  EXPECT_EQ(log_.births(0)[1], 7u);
   ASSERT_EQ(log_.marks().size(), 1u) << "two steps without a tick between them are one mark";
   EXPECT_EQ(log_.marks()[0], 2u);
 }

@@ -14,6 +14,7 @@
 #include "learn/plan.h"
 #include "learn/simulator.h"
 #include "learn/trace.h"
+#include "support/simulate.h"
 
 namespace tencache {
 

@@ -132,10 +132,25 @@ uint64_t Evictor::evict_all() {
   return result.count;
 }
 
+/// What a plan requests, and what it requests meanwhile.
+class Evictor::RequestedEvictions final : public EvictionSource {
+ public:
+  explicit RequestedEvictions(Evictor& evictor) : evictor_(evictor) {}
+
+  std::vector<MoveRequest> take(uint64_t /*bytes_under_way*/) override {
+    return evictor_.take_requests();
+  }
+  void await_more(std::chrono::nanoseconds time) override { evictor_.await_requests(time); }
+  void on_evicted(const EvictionResult& part) override { evictor_.note_departure(part); }
+
+ private:
+  Evictor& evictor_;
+};
+
 void Evictor::work() {
   for (;;) {
     uint64_t pass = 0;
-    std::vector<MoveRequest> requests;
+    bool has_requests = false;
     {
       MutexLock lock(mutex_);
       while (!is_stopping_ && demand_bytes_ + any_room_bytes_ == 0 && requests_.empty() &&
@@ -143,11 +158,12 @@ void Evictor::work() {
         work_arrived_.wait(mutex_);
       }
       if (is_stopping_) return;
-      requests.swap(requests_);
-      if (requests.empty()) pass = ++passes_begun_;
+      has_requests = !requests_.empty();
+      if (!has_requests) pass = ++passes_begun_;
     }
-    if (!requests.empty()) {
-      carry_out(std::move(requests));
+    if (has_requests) {
+      RequestedEvictions source(*this);
+      mover_->evict_requested(source);
       continue;
     }
     is_nudged_.store(false);
@@ -199,23 +215,6 @@ void Evictor::request(std::span<const MoveRequest> evictions) {
   work_arrived_.notify_one();
 }
 
-/// What a plan requests, and what it requests meanwhile.
-class Evictor::RequestedEvictions final : public EvictionSource {
- public:
-  RequestedEvictions(Evictor& evictor, std::vector<MoveRequest> requests)
-      : evictor_(evictor), first_(std::move(requests)) {}
-
-  std::vector<MoveRequest> take(uint64_t /*bytes_under_way*/) override {
-    return first_.empty() ? evictor_.take_requests() : std::exchange(first_, {});
-  }
-  void await_more(std::chrono::nanoseconds time) override { evictor_.await_requests(time); }
-  void on_evicted(const EvictionResult& part) override { evictor_.note_departure(part); }
-
- private:
-  Evictor& evictor_;
-  std::vector<MoveRequest> first_;
-};
-
 std::vector<MoveRequest> Evictor::take_requests() {
   MutexLock lock(mutex_);
   if (is_stopping_) return {};
@@ -225,11 +224,6 @@ std::vector<MoveRequest> Evictor::take_requests() {
 void Evictor::await_requests(std::chrono::nanoseconds time) {
   MutexLock lock(mutex_);
   if (requests_.empty() || is_stopping_) work_arrived_.wait_for(mutex_, time);
-}
-
-void Evictor::carry_out(std::vector<MoveRequest> requests) {
-  RequestedEvictions source(*this, std::move(requests));
-  mover_->evict_requested(source);
 }
 
 // Each part of an eviction is published as it leaves.
@@ -284,8 +278,7 @@ void Evictor::shrink_to_budget() {
 // Pages that the program has written in cold extents take room until these are evicted again.
 void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total) {
   if (wanted_bytes == 0 || heap_.unannounced_bytes() == 0) return;
-  const EvictionResult part = mover_->evict_written(wanted_bytes, takes_all);
-  total->add(part);
+  total->add(mover_->evict_written(wanted_bytes, takes_all));
   publish();
 }
 

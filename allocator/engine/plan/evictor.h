@@ -96,7 +96,6 @@ class Evictor final : public RoomMaker {
   void work();
   std::vector<MoveRequest> take_requests() TENCACHE_EXCLUDES(mutex_);
   void await_requests(std::chrono::nanoseconds time) TENCACHE_EXCLUDES(mutex_);
-  void carry_out(std::vector<MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
   /// Nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
   uint64_t wanted_bytes(bool is_for_guesses) TENCACHE_EXCLUDES(mutex_);

@@ -32,12 +32,6 @@ void drop_nearest(std::vector<std::shared_ptr<const LearnedPlan>>* plans) {
   plans->erase(plans->begin() + static_cast<ptrdiff_t>(nearest));
 }
 
-// Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
-Machine with_headroom(Machine machine) {
-  machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
-  return machine;
-}
-
 }  // namespace
 
 bool are_similar_sizes(uint64_t a, uint64_t b) {
@@ -54,7 +48,9 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
                                                      std::shared_ptr<const Period> period,
                                                      const Machine& machine) {
   const Trace& trace = period->trace;
-  const Machine bound_machine = with_headroom(machine);
+  // Plans leave the headroom alone, but other schedules may use it, so the bounds count it in.
+  Machine bound_machine = machine;
+  bound_machine.budget_bytes = budget_with_headroom(machine.budget_bytes);
   auto learned = std::make_shared<LearnedPlan>();
   learned->number = number;
   learned->machine = machine;
@@ -62,11 +58,6 @@ std::shared_ptr<const LearnedPlan> make_learned_plan(uint64_t number,
   learned->bound_ns = bound_step_ns(trace, bound_machine);
   learned->bound_bytes_read = bound_bytes_read(trace, bound_machine.budget_bytes);
   learned->uses = uses_by_tensor(trace);
-  for (const TraceOp& op : trace.ops) {
-    learned->names_known.push_back(std::ranges::any_of(op.accesses, [&](const TraceAccess& access) {
-      return period->extent_ids[access.tensor] != 0;
-    }));
-  }
   learned->period = std::move(period);
   learned->moves = PlanByTick(learned->planned.plan, learned->tick_count());
   return learned;
@@ -90,17 +81,16 @@ void LearnedKind::take(const std::shared_ptr<const LearnedPlan>& learned) {
 
 uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const std::vector<Tick>& ticks = uses[tensor];
-  const uint64_t count = tick_count();
   const auto later = std::lower_bound(ticks.begin(), ticks.end(), position);
   const Tick next = later == ticks.end() ? ticks.front() : *later;
-  const TraceTensor& life = period->trace.tensors[tensor];
+  const Trace& trace = period->trace;
+  const TraceTensor& life = trace.tensors[tensor];
   // A tensor that is not used again in this life: its room is wanted until it is freed. The op
   // before the position may be open still, and free it in a moment.
   if (!life.is_persistent() && next == life.allocated_at) {
-    const uint64_t open = (position + count - 1) % count;
-    return (life.freed_at + count - open) % count;
+    return trace.ticks_from(position, life.freed_at + 1);
   }
-  return (next + count - position) % count;
+  return trace.ticks_from(position, next);
 }
 
 }  // namespace tencache

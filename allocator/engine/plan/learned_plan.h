@@ -27,7 +27,6 @@ struct LearnedPlan {
   uint64_t bound_bytes_read = 0;        // nor reads less
   std::vector<std::vector<Tick>> uses;  // by tensor, ascending
   PlanByTick moves;                     // as the cursor looks them up
-  std::vector<bool> names_known;        // by tick: whether it names an extent that is always there
 
   Tick tick_count() const { return period->trace.tick_count(); }
   /// Ticks from `position` to the tensor's next use, or to the end of its life if that comes first.

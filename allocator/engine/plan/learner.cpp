@@ -197,10 +197,7 @@ void Learner::look_for_repeats() {
   const uint64_t old_before = std::max(repeats_from_, mark_seen_);
   for (const PeriodPlace& place :
        find_repeats(ticks_, repeats_from_, ticks_.end() - 1, old_before)) {
-    if (learn({.place = place,
-               .peak_bytes_min = peak_bytes_min(),
-               .is_guess = is_second_step,
-               .is_second_step = is_second_step})) {
+    if (learn({.place = place, .is_guess = is_second_step, .is_second_step = is_second_step})) {
       break;
     }
   }
@@ -276,18 +273,15 @@ void Learner::learn_addition(const PeriodPlace& addition) {
     const uint64_t ticks = std::min(end - addition.begin, kLoopSearchTicks);
     if (ticks > ticks_left) break;
     ticks_left -= ticks;
-    for (const PeriodPlace& place : find_repeats(ticks_, end - ticks, end)) {
+    for (const PeriodPlace& place : find_repeats(ticks_, end - ticks, end, end - ticks)) {
       if (loops_left-- == 0) return;
-      if (learn({.place = place, .peak_bytes_min = peak_bytes_min(), .is_addition = true})) {
+      if (learn({.place = place, .is_addition = true})) {
         additions_in_vain_ = 0;
         return;
       }
     }
   }
-  learn({.place = addition,
-         .peak_bytes_min = peak_bytes_min(),
-         .is_guess = true,
-         .is_one_off = true});
+  learn({.place = addition, .is_guess = true, .is_one_off = true});
 }
 
 // An evaluation that was learned comes again and again, and need not be searched each time.
@@ -306,9 +300,6 @@ bool Learner::is_known_loop(const PeriodPlace& addition) {
   return false;
 }
 
-// A repetition whose peak is lower is not worth a plan, unless steps mark it.
-uint64_t Learner::peak_bytes_min() const { return parts_.heap->budget().limit() / 2; }
-
 // True when the place holds a period worth planning, including one that is known.
 bool Learner::learn(const Candidate& candidate) {
   if (Kind* known = kind_at(candidate.place)) {
@@ -317,7 +308,10 @@ bool Learner::learn(const Candidate& candidate) {
     return true;
   }
   std::optional<Period> period = build_period(ticks_, candidate.place, recorder_);
-  if (!period || period->trace.peak_bytes() < candidate.peak_bytes_min) return false;
+  if (!period) return false;
+  // A repetition whose peak is low is not worth a plan, unless steps mark it.
+  const uint64_t peak_bytes_min = candidate.is_marked ? 0 : parts_.heap->budget().limit() / 2;
+  if (period->trace.peak_bytes() < peak_bytes_min) return false;
   if (is_doubted_ && !came_twice(candidate.place, *period)) return false;
   if (recognise(candidate, *period)) return true;
   if (candidate.is_one_off && !is_worth_a_guess(++additions_in_vain_)) return false;

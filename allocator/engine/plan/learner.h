@@ -105,7 +105,6 @@ class Learner {
   /// A part of the log that may be a period.
   struct Candidate {
     PeriodPlace place;
-    uint64_t peak_bytes_min = 0;
     bool is_marked = false;
     bool is_guess = false;
     bool is_addition = false;     // between ops of a step
@@ -140,7 +139,6 @@ class Learner {
   bool is_for_another_budget(const LearnedPlan& learned) const;
   void plan_period(Kind* kind, Period period);
   void find_stall_free_budget(Kind& kind);
-  uint64_t peak_bytes_min() const;
   bool is_stopping() const TENCACHE_EXCLUDES(mutex_);
   bool is_full() const;
   void drop_least_used();

@@ -109,9 +109,7 @@ void Learner::note_no_guess() {
 
 void Learner::drop_least_used() {
   if (!is_full()) return;
-  kinds_.erase(std::min_element(kinds_.begin(), kinds_.end(), [](const Kind& a, const Kind& b) {
-    return a.used_at < b.used_at;
-  }));
+  kinds_.erase(std::ranges::min_element(kinds_, {}, &Kind::used_at));
   ++dropped_;
 }
 
@@ -210,10 +208,10 @@ void Learner::Kind::note_sizes(uint64_t allocated_bytes, uint64_t born_bytes) {
 void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const bool is_stored = period.has_unknown_extents();
-  uint64_t fixed_bytes = 0;
-  const Machine machine = parts_.machine->measure(period, &fixed_bytes);
   // Before the first step, what will be fixed does not exist yet.
-  period.trace.fixed_bytes = std::max(period.trace.fixed_bytes, fixed_bytes);
+  period.trace.fixed_bytes =
+      std::max(period.trace.fixed_bytes, parts_.machine->fixed_bytes(period));
+  const Machine machine = parts_.machine->measure();
   const std::shared_ptr<const LearnedPlan> learned =
       make_learned_plan(kind->number, std::make_shared<const Period>(std::move(period)), machine);
   const bool is_replan = kind->learned != nullptr;

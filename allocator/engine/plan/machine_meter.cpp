@@ -41,8 +41,7 @@ uint64_t MachineMeter::budget_bytes() const {
   return limit_bytes - std::min(limit_bytes, left_bytes);
 }
 
-Machine MachineMeter::measure(const Period& period, uint64_t* fixed_bytes) {
-  *fixed_bytes = this->fixed_bytes(period);
+Machine MachineMeter::measure() {
   const Mover& mover = *parts_.mover;
   const MoveLedger& moves = mover.ledger();
   Machine machine;

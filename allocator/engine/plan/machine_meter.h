@@ -19,15 +19,13 @@ class MachineMeter {
  public:
   explicit MachineMeter(const Parts& parts) : parts_(parts) {}
 
-  /// `fixed_bytes` receives the bytes on the device that cannot leave, besides those of the period
-  /// that is to be planned.
-  Machine measure(const Period& period, uint64_t* fixed_bytes);
+  Machine measure();
+  /// The bytes on the device that cannot leave, besides those of the period that is to be planned.
+  uint64_t fixed_bytes(const Period& period) const;
   /// What a plan may use of the budget now.
   uint64_t budget_bytes() const;
 
  private:
-  uint64_t fixed_bytes(const Period& period) const;
-
   const Parts& parts_;
   ProcessorUse processors_;
 };

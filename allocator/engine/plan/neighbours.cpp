@@ -83,18 +83,18 @@ bool Neighbours::is_list_old(std::span<Extent* const> extents) {
 }
 
 void Neighbours::list_extents() {
-  std::vector<Known> known;
+  std::vector<NotedExtent> known;
   for (const ListedExtent& listed : parts_.heap->extents()) {
-    if (!listed.extent->is_slab) known.push_back({listed.extent->id, listed.extent, listed.bytes});
+    if (!listed.extent->is_slab) known.push_back({listed.extent, listed.extent->id, listed.bytes});
   }
-  std::ranges::sort(known, {}, &Known::id);
+  std::ranges::sort(known, {}, &NotedExtent::id);
   MutexLock lock(mutex_);
   known_.swap(known);
   late_since_listed_ = 0;
 }
 
 ptrdiff_t Neighbours::place_of(uint64_t id) const {
-  return std::ranges::lower_bound(known_, id, {}, &Known::id) - known_.begin();
+  return std::ranges::lower_bound(known_, id, {}, &NotedExtent::id) - known_.begin();
 }
 
 bool Neighbours::is_known(uint64_t id) const {
@@ -138,9 +138,9 @@ void Neighbours::append_guesses(Row* row, std::vector<MoveRequest>* guesses) con
   ptrdiff_t place = place_of(row->last_id) + row->direction;
   for (; place >= 0 && place < end && passed < kNear && ahead_bytes < ahead_max;
        place += row->direction) {
-    const Known& known = known_[static_cast<size_t>(place)];
+    const NotedExtent& known = known_[static_cast<size_t>(place)];
     const bool is_missing = is_cold(*known.extent, known.id);
-    const bool is_ahead = known.extent->id == known.id && known.extent->has(kFlagAhead);
+    const bool is_ahead = known.is_current() && known.extent->has(kFlagAhead);
     passed = is_missing || is_ahead ? 0 : passed + 1;
     if (passed > 0) continue;
     if (is_missing) guesses->push_back({known.extent, known.id, known.bytes, now});

@@ -23,6 +23,7 @@
 #include "base/mutex.h"
 #include "engine/move/move_request.h"
 #include "engine/parts.h"
+#include "engine/plan/noted_extent.h"
 
 namespace tencache {
 
@@ -45,11 +46,6 @@ class Neighbours {
  private:
   static constexpr size_t kRows = 4;
 
-  struct Known {
-    uint64_t id = 0;
-    Extent* extent = nullptr;
-    uint64_t bytes = 0;
-  };
   struct Row {
     uint64_t last_id = 0;     // named last
     uint64_t ahead_id = 0;    // the farthest guess; `last_id` when nothing is ahead
@@ -75,7 +71,7 @@ class Neighbours {
   std::atomic<bool> is_active_{false};
 
   mutable Mutex mutex_;
-  std::vector<Known> known_ TENCACHE_GUARDED_BY(mutex_);  // by their numbers
+  std::vector<NotedExtent> known_ TENCACHE_GUARDED_BY(mutex_);  // by their numbers
   uint64_t late_since_listed_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<Row, kRows> rows_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t uses_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -29,7 +29,7 @@ constexpr double kNearEnough = 1.1;
 bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
   MutexLock lock(mutex_);
   ++following_.ticks_seen;
-  remember(digest);
+  history_[history_count_++ % kGram] = digest;
   if (has_pending_.load(std::memory_order_relaxed)) give_held_fetches();
   if (current_ != nullptr && !follow(digest, extents, is_chunk)) get_lost();
   if (current_ == nullptr) find_place(digest, extents);
@@ -102,8 +102,7 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool 
   if (other && &bound_plans_[other->bound_plan] != current_) return false;
   if (doubt_ > kDoubtMax && !other) return false;
   if (const std::optional<Tick> tick = other ? std::nullopt : tick_ahead(digest, extents)) {
-    const Tick count = current_->plan().tick_count();
-    pass_over((*tick + count - position_) % count);
+    pass_over(current_->plan().period->trace.ticks_from(position_, *tick));
     is_surprised_ = false;
     step_on(*tick, extents);
     return true;
@@ -161,12 +160,13 @@ void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
 // The next tick of the plan that agrees, if not too many are missing before it.
 std::optional<Tick> PlanCursor::tick_ahead(uint64_t digest,
                                            std::span<Extent* const> extents) const {
-  const Tick count = current_->plan().tick_count();
+  const Period& period = *current_->plan().period;
+  const Tick count = period.trace.tick_count();
   const Tick skipped_max = std::min(kSkippedToKnownMax, count - 1);
   for (Tick skipped = 1; skipped <= skipped_max; ++skipped) {
     const Tick tick = (position_ + skipped) % count;
-    if (skipped > kSkippedMax && !current_->plan().names_known[tick]) continue;
-    if (agrees(*current_, tick, digest, extents)) return tick;
+    if (!agrees(*current_, tick, digest, extents)) continue;
+    if (skipped <= kSkippedMax || period.names_always_there(tick)) return tick;
   }
   return std::nullopt;
 }
@@ -175,8 +175,7 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
   candidates_.clear();
   const std::vector<TraceAccess>& accesses = current_->kind.period().trace.ops[tick].accesses;
   for (size_t index = 0; index < accesses.size(); ++index) {
-    current_->bindings[accesses[index].tensor] = {extents[index], extents[index]->id,
-                                                  extents[index]->bytes};
+    current_->bindings[accesses[index].tensor] = noted(extents[index]);
   }
   ++following_.ticks_followed;
   if (current_->roles) {
@@ -184,17 +183,15 @@ void PlanCursor::step_on(Tick tick, std::span<Extent* const> extents) {
     current_->roles->follow(tick, extents);
   }
   const bool tells_size = note_sizes(tick, extents);
-  append_requests_of(tick);
+  append_fetches_of(tick);
+  append_evictions(current_->plan().moves.evictions_after.at(tick));
   position_ = tick + 1;
   if (position_ == current_->plan().tick_count()) {
     position_ = 0;
     end_period();
   }
   if (tells_size) choose_plan();
-  if (std::exchange(is_replaced_, false)) {
-    catch_up();
-    catch_up_evictions();
-  }
+  if (std::exchange(is_replaced_, false)) catch_up(true);
 }
 
 // Returns whether the tick tells the kind's plans apart.
@@ -277,23 +274,25 @@ void PlanCursor::give_up_place() {
 
 // Requests the fetches that should be under way at this place by now, and those of what the plan
 // expects to be resident. Before a plan is followed, anything may be cold, and another plan may
-// have kept other tensors.
-void PlanCursor::catch_up() {
+// have kept other tensors. Where the plan took the place of another one, requests the evictions,
+// too, that the plan would have requested by now.
+void PlanCursor::catch_up(bool with_evictions) {
   const LearnedPlan& plan = current_->plan();
-  const Tick count = plan.tick_count();
+  const Trace& trace = plan.period->trace;
   std::vector<bool> is_away(current_->bindings.size());  // by plan
   std::vector<std::pair<uint64_t, uint32_t>> by_deadline;
+  std::vector<uint32_t> leaving;
   for (const PlannedMove& move : plan.planned.plan.moves) {
     if (move.fetch_at == kNoTick) continue;
-    const Tick to_fetch = (position_ + count - move.fetch_at) % count;
-    const Tick window = (move.needed_at + count - move.fetch_at) % count;
-    if (to_fetch < window) {
-      by_deadline.emplace_back((move.needed_at + count - position_) % count, move.tensor);
+    const Tick window = trace.ticks_from(move.fetch_at, move.needed_at);
+    if (trace.ticks_from(move.fetch_at, position_) < window) {
+      by_deadline.emplace_back(trace.ticks_from(position_, move.needed_at), move.tensor);
     }
-    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
-    if (since_eviction < (move.needed_at + count - 1 - move.evict_after) % count) {
-      is_away[move.tensor] = true;
-    }
+    const Tick left_at = move.evict_after + 1;
+    const Tick since_eviction = trace.ticks_from(left_at, position_);
+    if (since_eviction < trace.ticks_from(left_at, move.needed_at)) is_away[move.tensor] = true;
+    const Tick away = trace.ticks_from(move.evict_after, move.fetch_at);
+    if (with_evictions && since_eviction < away) leaving.push_back(move.tensor);
   }
   for (uint32_t tensor = 0; tensor < is_away.size(); ++tensor) {
     const Extent* extent = current_->bindings[tensor].extent;
@@ -306,40 +305,13 @@ void PlanCursor::catch_up() {
   tensors.reserve(by_deadline.size());
   for (const auto& [deadline, tensor] : by_deadline) tensors.push_back(tensor);
   append_requests(tensors, &fetches_);
+  append_evictions(leaving);
 }
 
-// Another plan took the place of the one followed until now. Requests the evictions that it would
-// have requested by now.
-void PlanCursor::catch_up_evictions() {
-  const Tick count = current_->plan().tick_count();
-  std::vector<uint32_t> tensors;
-  for (const PlannedMove& move : current_->plan().planned.plan.moves) {
-    if (move.fetch_at == kNoTick) continue;
-    const Tick since_eviction = (position_ + count - 1 - move.evict_after) % count;
-    const Tick away = (move.fetch_at + count - move.evict_after) % count;
-    if (since_eviction < away) tensors.push_back(move.tensor);
-  }
-  append_evictions(tensors);
-}
-
-void PlanCursor::append_requests_of(Tick tick) {
-  append_fetches_of(tick);
-  append_evictions(current_->plan().moves.evictions_after.at(tick));
-}
-
+// A tensor that a plan for larger sizes evicted in the step before may be cold, although the
+// present plan keeps it.
 void PlanCursor::append_fetches_of(Tick tick) {
   append_requests(current_->plan().moves.fetches_at.at(tick), &fetches_);
-  append_fetches_of_larger_plans(tick);
-}
-
-void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
-  if (tensors.empty()) return;
-  append_requests(tensors, &pending_of_thread().evictions);
-}
-
-// A tensor that a plan for larger sizes evicted in the step before may be cold, although this one
-// keeps it.
-void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
   for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {
     for (const uint32_t tensor : current_->kind.plans[larger]->moves.fetches_at.at(tick)) {
       const Extent* extent = current_->bindings[tensor].extent;
@@ -349,14 +321,19 @@ void PlanCursor::append_fetches_of_larger_plans(Tick tick) {
   }
 }
 
+void PlanCursor::append_evictions(std::span<const uint32_t> tensors) {
+  if (tensors.empty()) return;
+  append_requests(tensors, &pending_of_thread().evictions);
+}
+
 void PlanCursor::append_requests(std::span<const uint32_t> tensors,
                                  std::vector<MoveRequest>* requests) {
   if (tensors.empty()) return;
   const uint64_t now = timestamp();
   for (const uint32_t tensor : tensors) {
-    const Binding& binding = current_->bindings[tensor];
+    const NotedExtent& binding = current_->bindings[tensor];
     if (binding.extent == nullptr) continue;
-    requests->push_back({binding.extent, binding.extent_id, binding.bytes, now});
+    requests->push_back({binding.extent, binding.id, binding.bytes, now});
   }
 }
 
@@ -373,11 +350,6 @@ TENCACHE_SLOW void PlanCursor::give_pending() {
   // The op that has just closed was a use, too, so the requests are dated after it.
   for (MoveRequest& request : evictions) request.given_at = timestamp();
   if (!evictions.empty()) sink_.evict(evictions);
-}
-
-void PlanCursor::remember(uint64_t digest) {
-  history_[history_count_ % kGram] = digest;
-  ++history_count_;
 }
 
 // The kind's plan for about so many bytes, else the smallest that is for more, else the largest.
@@ -398,7 +370,7 @@ void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;
   if (bound_plan->roles && old->roles) bound_plan->roles = std::move(old->roles);
   for (size_t tensor = 0; tensor < old->bindings.size(); ++tensor) {
-    const Binding& binding = old->bindings[tensor];
+    const NotedExtent& binding = old->bindings[tensor];
     if (binding.extent != nullptr) bound_plan->bindings[tensor] = binding;
   }
 }
@@ -479,7 +451,7 @@ std::vector<uint64_t> PlanCursor::found_extents(uint64_t kind) const {
 // thousands of extents.
 std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   std::shared_ptr<const LearnedPlan> plan;
-  std::vector<Binding> bindings;
+  std::vector<NotedExtent> bindings;
   Tick position = 0;
   {
     MutexLock lock(mutex_);
@@ -491,8 +463,8 @@ std::unordered_map<const Extent*, uint64_t> PlanCursor::next_uses() const {
   std::unordered_map<const Extent*, uint64_t> uses;
   uses.reserve(bindings.size());
   for (uint32_t tensor = 0; tensor < bindings.size(); ++tensor) {
-    const Binding& binding = bindings[tensor];
-    if (binding.extent == nullptr || binding.extent->id != binding.extent_id) continue;
+    const NotedExtent& binding = bindings[tensor];
+    if (binding.extent == nullptr || !binding.is_current()) continue;
     if (plan->uses[tensor].empty()) continue;
     uses[binding.extent] = plan->ticks_to_next_use(tensor, position);
   }

@@ -42,6 +42,7 @@
 #include "engine/move/move_request.h"
 #include "engine/move/next_uses.h"
 #include "engine/plan/learned_plan.h"
+#include "engine/plan/noted_extent.h"
 #include "engine/plan/period_times.h"
 #include "engine/plan/stored_roles.h"
 #include "memory/heap.h"
@@ -122,11 +123,6 @@ class PlanCursor final : public NextUses {
   static constexpr size_t kGram = 4;           // ticks that identify a place
   static constexpr size_t kSizedAccesses = 8;  // from which today's sizes are known
 
-  struct Binding {
-    Extent* extent = nullptr;
-    uint64_t extent_id = 0;
-    uint64_t bytes = 0;
-  };
   struct SizedAccess {
     uint32_t tensor = 0;
     uint64_t bytes = 0;
@@ -134,10 +130,10 @@ class PlanCursor final : public NextUses {
   /// A kind, its plan for today's sizes, and the extents that stand for its tensors.
   struct BoundPlan {
     LearnedKind kind;
-    size_t chosen = 0;  // among the kind's plans
-    std::vector<Binding> bindings;
-    std::optional<StoredRoles> roles;  // of a stored kind
-    std::vector<bool> has_own_size;    // by tensor: whether its size tells the plans apart
+    size_t chosen = 0;                  // among the kind's plans
+    std::vector<NotedExtent> bindings;  // by tensor; null while none stands for it
+    std::optional<StoredRoles> roles;   // of a stored kind
+    std::vector<bool> has_own_size;     // by tensor: whether its size tells the plans apart
     // The tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know
     // them.
     std::unordered_map<uint64_t, uint32_t> known_tensors;
@@ -183,18 +179,16 @@ class PlanCursor final : public NextUses {
   bool note_sizes(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void choose_plan() TENCACHE_REQUIRES(mutex_);
   void step_on(Tick tick, std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
-  void catch_up() TENCACHE_REQUIRES(mutex_);
-  void catch_up_evictions() TENCACHE_REQUIRES(mutex_);
+  void catch_up(bool with_evictions) TENCACHE_REQUIRES(mutex_);
   void end_period() TENCACHE_REQUIRES(mutex_);
   void get_lost() TENCACHE_REQUIRES(mutex_);
   void give_up_place() TENCACHE_REQUIRES(mutex_);
   using Places = std::unordered_map<uint64_t, std::vector<Place>>;  // by gram
   static Places index_places(const std::vector<LearnedKind>& kinds);
-  using ExtentsById = std::unordered_map<uint64_t, Binding>;
+  using ExtentsById = std::unordered_map<uint64_t, NotedExtent>;
   static BoundPlan bind(const LearnedKind& kind, const ExtentsById& extents);
   static size_t place_of_size(const LearnedKind& kind, uint64_t born_bytes);
   static void take_bindings(BoundPlan* old, BoundPlan* bound_plan);
-  void append_requests_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_fetches_of(Tick tick) TENCACHE_REQUIRES(mutex_);
   void append_requests(std::span<const uint32_t> tensors, std::vector<MoveRequest>* requests)
       TENCACHE_REQUIRES(mutex_);
@@ -202,8 +196,6 @@ class PlanCursor final : public NextUses {
   Pending& pending_of_thread() TENCACHE_REQUIRES(mutex_);
   void give_fetches(std::span<Extent* const> extents) TENCACHE_REQUIRES(mutex_);
   void give_held_fetches() TENCACHE_REQUIRES(mutex_);
-  void append_fetches_of_larger_plans(Tick tick) TENCACHE_REQUIRES(mutex_);
-  void remember(uint64_t digest) TENCACHE_REQUIRES(mutex_);
   uint64_t gram() const TENCACHE_REQUIRES(mutex_);
   void give_pending() TENCACHE_EXCLUDES(mutex_);
 

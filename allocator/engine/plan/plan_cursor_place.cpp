@@ -94,7 +94,8 @@ std::optional<PlanCursor::Place> PlanCursor::place_in_loop(uint64_t digest,
   keep_candidates(digest, extents);
   if (candidates_.empty()) return std::nullopt;
   const Place& first = candidates_.front();
-  candidate_ticks_ += bound_plans_[first.bound_plan].plan().names_known[first.tick] ? 1 : 0;
+  const Period& period = *bound_plans_[first.bound_plan].plan().period;
+  candidate_ticks_ += period.names_always_there(first.tick) ? 1 : 0;
   std::optional<Place> chosen;
   std::tuple<bool, bool, Tick> rank;
   for (Place& place : candidates_) {
@@ -143,7 +144,7 @@ void PlanCursor::take_place(const Place& place, std::span<Extent* const> extents
     if (bound_plan.roles) bound_plan.roles->forget_seen();
   }
   step_on(place.tick, extents);
-  catch_up();
+  catch_up(false);
 }
 
 }  // namespace tencache

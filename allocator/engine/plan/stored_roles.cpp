@@ -44,7 +44,7 @@ std::optional<uint32_t> StoredRoles::tensor_of(uint64_t extent_id) const {
   return found != tensor_of_.end() ? std::optional(found->second) : std::nullopt;
 }
 
-bool StoredRoles::may_be(const Named& extent, uint32_t tensor) const {
+bool StoredRoles::may_be(const NotedExtent& extent, uint32_t tensor) const {
   return extent.bytes == period_->trace.tensors[tensor].bytes && !tensor_of_.contains(extent.id);
 }
 
@@ -62,7 +62,7 @@ bool StoredRoles::agrees_with(Tick tick, std::span<const Entry> extents, Unknown
   for (size_t index = 0; index < accesses.size(); ++index) {
     const uint32_t tensor = accesses[index].tensor;
     if (period_->extent_ids[tensor] == 0) continue;
-    const Named extent = named(extents[index]);
+    const NotedExtent extent = noted(extents[index]);
     const uint64_t known = known_id(tensor);
     if (known != kUnknownExtent) {
       if (extent.id != known) return false;
@@ -74,7 +74,7 @@ bool StoredRoles::agrees_with(Tick tick, std::span<const Entry> extents, Unknown
     // Within the op, too, one extent stands for one tensor.
     for (size_t earlier = 0; earlier < index; ++earlier) {
       const bool is_same_tensor = accesses[earlier].tensor == tensor;
-      if (is_same_tensor != (named(extents[earlier]).id == extent.id)) return false;
+      if (is_same_tensor != (noted(extents[earlier]).id == extent.id)) return false;
     }
   }
   return unknown == Unknown::kMayBeIt || names_known || !names_unknown;
@@ -85,29 +85,23 @@ Tick StoredRoles::before(Tick tick, size_t age) const {
   return static_cast<Tick>((tick + count - age % count) % count);
 }
 
-bool StoredRoles::names_always_there(Tick tick) const {
-  return std::ranges::any_of(period_->trace.ops[tick].accesses, [this](const TraceAccess& access) {
-    return period_->extent_ids[access.tensor] != 0;
-  });
-}
-
 void StoredRoles::see(uint64_t digest, std::span<Extent* const> extents) {
   SeenTick& tick = seen_[seen_count_ % seen_.size()];
   ++seen_count_;
   tick.digest = digest;
   tick.extents.clear();
-  for (const Extent* extent : extents) tick.extents.push_back(named(extent));
+  for (Extent* extent : extents) tick.extents.push_back(noted(extent));
   if (++ticks_without_place_ > period_->digests.size()) forget_all();
 }
 
 bool StoredRoles::fits_seen(Tick tick) const {
   if (seen_count() < kBefore) return false;
-  bool tells = names_always_there(tick);
+  bool tells = period_->names_always_there(tick);
   for (size_t age = 1; age <= kBefore; ++age) {
     const Tick earlier = before(tick, age);
-    const std::span<const Named> extents = seen(age).extents;
+    const std::span<const NotedExtent> extents = seen(age).extents;
     if (!agrees_with(earlier, extents, Unknown::kMayBeIt)) return false;
-    tells = tells || names_always_there(earlier);
+    tells = tells || period_->names_always_there(earlier);
   }
   return tells;
 }
@@ -123,7 +117,7 @@ void StoredRoles::take_place(Tick tick) {
   ticks_held_ = 0;
   ticks_without_place_ = 0;
   for (size_t age = std::min(seen_count(), kBefore); age > 0; --age) {
-    const std::span<const Named> earlier = seen(age).extents;
+    const std::span<const NotedExtent> earlier = seen(age).extents;
     // One of them may have found an extent that the next one names.
     if (agrees_with(before(tick, age), earlier, Unknown::kMayBeIt)) {
       bind(before(tick, age), earlier);
@@ -144,7 +138,7 @@ void StoredRoles::bind(Tick tick, std::span<const Entry> extents) {
     const uint32_t tensor = accesses[index].tensor;
     if (period_->extent_ids[tensor] == 0 || known_id(tensor) != kUnknownExtent) continue;
     unbind(tensor);  // from one that was freed
-    found_[tensor] = {named(extents[index]), places_taken_};
+    found_[tensor] = {noted(extents[index]), places_taken_};
     tensor_of_[found_[tensor].id] = tensor;
     ++found_count_;
   }

@@ -22,6 +22,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/plan/noted_extent.h"
 #include "learn/period.h"
 #include "memory/extent.h"
 
@@ -70,26 +71,17 @@ class StoredRoles {
   // The ticks before the one at which a place is taken that identify it, too.
   static constexpr size_t kBefore = 3;
 
-  /// An extent as it was when an op named it.
-  struct Named {
-    const Extent* extent = nullptr;
-    uint64_t id = 0;
-    uint64_t bytes = 0;
-  };
-  struct Found : Named {
+  struct Found : NotedExtent {
     uint64_t place = 0;  // the number of the cursor's place at which it was found
   };
   struct SeenTick {
     uint64_t digest = 0;
-    std::vector<Named> extents;
+    std::vector<NotedExtent> extents;
   };
 
-  static Named named(const Extent* extent) { return {extent, extent->id, extent->bytes}; }
-  static Named named(Named extent) { return extent; }
-
   uint64_t known_id(uint32_t tensor) const;
-  bool may_be(const Named& extent, uint32_t tensor) const;
-  /// `Entry` is Extent*, of an op that is open, or Named.
+  bool may_be(const NotedExtent& extent, uint32_t tensor) const;
+  /// `Entry` is Extent*, of an op that is open, or NotedExtent.
   template <typename Entry>
   bool agrees_with(Tick tick, std::span<const Entry> extents, Unknown unknown) const;
   template <typename Entry>
@@ -99,7 +91,6 @@ class StoredRoles {
   /// One of them; the newest has age 1.
   const SeenTick& seen(size_t age) const { return seen_[(seen_count_ - age) % seen_.size()]; }
   Tick before(Tick tick, size_t age) const;
-  bool names_always_there(Tick tick) const;
   bool is_held() const;
   void unbind(uint32_t tensor);
   void forget_all();

@@ -23,7 +23,7 @@ void UpcomingUses::expect(std::span<Extent* const> extents) {
   uses_.reserve(extents.size());
   for (Extent* extent : extents) {
     if (!places_.try_emplace(extent, uses_.size()).second) continue;  // its first use counts
-    uses_.push_back({extent, extent->id.load(), extent->bytes, false});
+    uses_.push_back({noted(extent), false});
   }
   is_active_.store(!uses_.empty(), std::memory_order_relaxed);
 }
@@ -59,7 +59,7 @@ std::vector<MoveRequest> UpcomingUses::next_requests() {
     if (!use.is_requested) {
       if (Extent::usable_in(use.extent->state())) continue;
       use.is_requested = true;
-      requests.push_back({use.extent, use.extent_id, use.bytes, now});
+      requests.push_back({use.extent, use.id, use.bytes, now});
     }
     ahead_bytes += use.bytes;
   }
@@ -83,7 +83,7 @@ std::unordered_map<const Extent*, uint64_t> UpcomingUses::next_uses() const {
   MutexLock lock(mutex_);
   for (size_t place = position_; place < uses_.size(); ++place) {
     const Use& use = uses_[place];
-    if (use.extent->id == use.extent_id) uses[use.extent] = place - position_;
+    if (use.is_current()) uses[use.extent] = place - position_;
   }
   return uses;
 }

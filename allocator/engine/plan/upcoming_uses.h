@@ -21,12 +21,12 @@
 
 #include "base/mutex.h"
 #include "engine/move/move_request.h"
-#include "engine/move/next_uses.h"
 #include "engine/parts.h"
+#include "engine/plan/noted_extent.h"
 
 namespace tencache {
 
-class UpcomingUses final : public NextUses {
+class UpcomingUses {
  public:
   /// Uses heap and prefetcher.
   explicit UpcomingUses(const Parts& parts) : parts_(parts) {}
@@ -42,13 +42,10 @@ class UpcomingUses final : public NextUses {
   /// Bytes that were requested here and have not begun to come.
   uint64_t missing_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Places in the sequence, from where the program is; empty when nothing is expected.
-  std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
+  std::unordered_map<const Extent*, uint64_t> next_uses() const TENCACHE_EXCLUDES(mutex_);
 
  private:
-  struct Use {
-    Extent* extent = nullptr;
-    uint64_t extent_id = 0;
-    uint64_t bytes = 0;
+  struct Use : NotedExtent {
     bool is_requested = false;
   };
 
