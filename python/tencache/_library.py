@@ -120,10 +120,16 @@ def _not_built(name: str) -> str:
     )
 
 
-def _load(name: str) -> ctypes.CDLL:
+def _built(name: str) -> Path:
+    """The path of a file that the build puts into the package; TencacheError if there is none."""
     path = _FOLDER / name
     if not path.exists():
         raise TencacheError(_not_built(name))
+    return path
+
+
+def _load(name: str) -> ctypes.CDLL:
+    path = _built(name)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -421,18 +427,12 @@ def guard_path() -> Path | None:
 
 def preload_path() -> Path:
     """The library that enables tencache in a program that is started with it."""
-    path = _FOLDER / _PRELOAD
-    if not path.exists():
-        raise TencacheError(_not_built(_PRELOAD))
-    return path
+    return _built(_PRELOAD)
 
 
 def cmake_folder() -> Path:
     """The folder with tencacheConfig.cmake."""
-    path = _FOLDER / "cmake"
-    if not path.exists():
-        raise TencacheError(_not_built("cmake/tencacheConfig.cmake"))
-    return path
+    return _built("cmake/tencacheConfig.cmake").parent
 
 
 def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:
