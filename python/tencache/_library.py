@@ -356,7 +356,13 @@ class Core:
 
 
 class Shim:
-    """libtencache_torch-<minor>.so. Use `shim()`, which picks it by torch's version."""
+    """libtencache_torch-<minor>.so. Use `shim()`, which picks it by torch's version.
+
+    Around a kernel that the dispatcher does not see, it opens the gate. An exception may come at
+    any point, like KeyboardInterrupt once `open` has waited for the disk. So callers read the
+    depth, open within a `try`, and close down to the depth at its end: `depth` and `close_to` are
+    functions of C, which no exception interrupts.
+    """
 
     def __init__(self, minor: str) -> None:
         library = _load(f"libtencache_torch-{minor}.so")
