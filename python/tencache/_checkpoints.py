@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tencache._import_hooks import when_imported
 from tencache._library import Core
+from tencache._triton import addresses
 
 # A function of safetensors that collects what is written, by age: the newest makes a list that
 # lives as long as the writing takes; the one before reads the bytes of a tensor.
@@ -96,14 +97,3 @@ def announced(function: Callable[..., Any], core: Core) -> Callable[..., Any]:
             reading.end()
 
     return run_announced
-
-
-def addresses(values: Iterable[Any]) -> Iterator[int]:
-    """Where the storages and tensors among the values lie; others have no `data_ptr`."""
-    for value in values:
-        if not hasattr(value, "data_ptr"):
-            continue
-        try:
-            yield int(value.data_ptr())
-        except (RuntimeError, NotImplementedError):
-            continue  # A fake tensor has no memory.

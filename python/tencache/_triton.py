@@ -103,7 +103,7 @@ def inputs_of_inductor(arguments: Sequence[Any]) -> Container[int]:
 
 
 def addresses(values: Iterable[Any]) -> Iterator[int]:
-    """The addresses of the tensors among a launch's arguments."""
+    """The addresses of the tensors and storages among the values, which are arguments of a call."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from addresses(value)
