@@ -490,14 +490,8 @@ def _at_exit() -> None:
     }
     if "trace" in files:
         _names.name_modules(core())
-    _report.finish(
-        _stats_for_file(_enabled, files) if "stats" in files else stats(),
-        stats_path=files.get("stats"),
-        trace_path=files.get("trace"),
-        period_path=files.get("record"),
-        quiet=_enabled.texts["quiet"] == "on",
-        library=core(),
-    )
+    content = _stats_for_file(_enabled, files) if "stats" in files else stats()
+    _report.finish(content, files, quiet=_enabled.texts["quiet"] == "on", library=core())
 
 
 def _stats_for_file(enabled: _Enabled, files: Mapping[str, Path]) -> dict[str, Any]:

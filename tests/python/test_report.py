@@ -265,9 +265,12 @@ class Library:
         path.write_text(TRACE)
 
 
+OPTION_OF = {"stats_path": "stats", "trace_path": "trace", "period_path": "record"}
+
+
 def finish(stats=STATS, *, recorded=0, quiet=True, **paths):
-    every = {"stats_path": None, "trace_path": None, "period_path": None, **paths}
-    _report.finish(stats, **every, quiet=quiet, library=Library(recorded))
+    files = {OPTION_OF[name]: path for name, path in paths.items()}
+    _report.finish(stats, files, quiet=quiet, library=Library(recorded))
 
 
 def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, capsys):
