@@ -93,11 +93,7 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
     _note_asked()
     if unnamed:
         raise TypeError(_unnamed_message(unnamed))
-    given = {
-        name: _options.to_text(_options.find(name), value)
-        for name, value in options.items()
-        if value is not None
-    }
+    given = _options.texts_of(options)
     # Import outside the lock: if TENCACHE asks for tencache, this import itself calls enable().
     import torch
 
