@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tencache._charts import covered
 from tencache._drawing import largest_unit, save, write_beside
 from tencache._library import TencacheError
 from tencache._pipe import speeds
@@ -71,15 +72,8 @@ class Timeline:
         return list(zip(self.due_ns, self.begin_ns, strict=True))
 
     def shares(self, spans: Spans) -> list[float]:
-        """How much of each stretch the spans cover; no two spans overlap."""
-        width = self.played_ns / STRETCHES
-        covered = [0.0] * STRETCHES
-        for begin, end in spans:
-            first, last = max(0, begin), min(end, self.played_ns)
-            for stretch in range(self._stretch(first), self._stretch(last) + 1):
-                overlap = min(last, (stretch + 1) * width) - max(first, stretch * width)
-                covered[stretch] += max(0.0, overlap)
-        return [min(1.0, part / width) for part in covered]
+        """How much of each stretch the spans cover."""
+        return covered(spans, 0, self.played_ns, STRETCHES, least=0.0)
 
     def marks(self, times_ns: Iterable[int]) -> list[float]:
         """1 for each stretch in which one of the times lies, else 0."""
@@ -197,10 +191,6 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
 
 def _runs(values: Sequence[float], end: float) -> tuple[list[float], list[float]]:
     """Values and the borders between them for `stairs`; equal neighbours become one."""
-    heights = [values[0]]
-    borders = [0.0]
-    for stretch in range(1, len(values)):
-        if values[stretch] != heights[-1]:
-            heights.append(values[stretch])
-            borders.append(end * stretch / len(values))
-    return heights, [*borders, end]
+    starts = [0, *(at for at in range(1, len(values)) if values[at] != values[at - 1])]
+    borders = [end * start / len(values) for start in starts]
+    return [values[start] for start in starts], [*borders, end]
