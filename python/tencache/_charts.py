@@ -23,7 +23,7 @@ _TICKS = 5
 STRETCHES = 430
 
 Points = Sequence[tuple[float, float]]
-Format = Callable[[float], str]
+Format = Callable[[float], str]  # a mark on an axis
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Strip:
     name: str
     spans: Sequence[tuple[float, float]]
     style: str
+
+
+def second_text(seconds: float) -> str:
+    """The mark on an axis of seconds."""
+    return f"{seconds:g} s"
 
 
 def lines(

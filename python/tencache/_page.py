@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tencache import _charts, _plan_plot
-from tencache._drawing import largest_unit
+from tencache._drawing import size_unit_for, time_unit_for
 from tencache._library import TencacheError
 from tencache._messages import shortened
 from tencache._page_parts import Section, Table, device_words, of_another_run, scaled
@@ -35,7 +35,6 @@ from tencache._report import (
 from tencache._story import Story
 from tencache._units import format_bytes, format_seconds, format_time, option_bytes
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TEMPLATE = "_page.html"
 # Samples lie 0.2 s apart or more, so a shorter window would not tell step times apart.
 _WINDOW_S = 2.0
@@ -167,14 +166,12 @@ def _steps(stats: Mapping[str, Any]) -> Section:
         )
     points = _step_times(stats.get("history", {}))
     if len(points) > 1:
-        unit, name = largest_unit(
-            max(value for _, value in points) * 1e9, 1000, ("ns", "us", "ms", "s")
-        )
+        unit, name = time_unit_for(max(value for _, value in points) * 1e9)
         section.drawings.append(
             _charts.lines(
                 "Time of a step over the run",
                 [_charts.Line("time of a step", scaled(points, unit * 1e-9), "c1")],
-                _second_text,
+                _charts.second_text,
                 lambda value: f"{value:g} {name}",
                 160,
             )
@@ -207,7 +204,7 @@ def _memory(stats: Mapping[str, Any]) -> Section:
     at_s, budget = history["at_s"], stats["budget"]["device"]
     words = device_words(stats)
     largest = max((budget, *history["device"], *history["host"], *history["disk"]))
-    unit, name = largest_unit(largest, 1024, _SIZES)
+    unit, name = size_unit_for(largest)
     drawn = [
         _charts.Line(f"{words.name}, in use", _points(at_s, history["device"], unit), "c1", True),
         _charts.Line(f"{words.name}, live", _points(at_s, history["live"], unit), "c3"),
@@ -221,7 +218,7 @@ def _memory(stats: Mapping[str, Any]) -> Section:
         _charts.lines(
             "Bytes on each tier",
             [line for line in drawn if any(value for _, value in line.points)],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:g} {name}",
         )
     )
@@ -253,7 +250,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
         return section
     moving = [name for name in rates if name != "stall_s"]
     largest = max(value for name in moving for _, value in rates[name])
-    unit, unit_name = largest_unit(largest, 1024, _SIZES)
+    unit, unit_name = size_unit_for(largest)
     styles = {"evicted": "c2", "fetched": "c1", "disk_written": "c4", "disk_read": "c3"}
     section.drawings.append(
         _charts.lines(
@@ -262,7 +259,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
                 _charts.Line(name.replace("_", " "), scaled(rates[name], unit), styles[name])
                 for name in moving
             ],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:g} {unit_name}/s",
         )
     )
@@ -270,7 +267,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
         _charts.lines(
             f"Share of the time that {device_words(stats).who_waits} waited",
             [_charts.Line("stall", rates["stall_s"], "bad", True)],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:.0%}",
             140,
         )
@@ -292,10 +289,6 @@ def _rates(at_s: Sequence[float], totals: Sequence[float]) -> list[tuple[float, 
         for (begin_s, before), (end_s, after) in pairwise(pairs)
         if end_s > begin_s
     ]
-
-
-def _second_text(seconds: float) -> str:
-    return f"{seconds:g} s"
 
 
 # ---- other budgets -----------------------------------------------------------------------------
@@ -351,13 +344,14 @@ def _budgets(sources: Sources) -> Section:
 
 def _curve(forecast: Forecast, budget: int) -> str:
     curve = _plan_plot.sample(forecast.planner, forecast.report)
-    unit, name = largest_unit(max(one.budget_bytes for one in curve), 1024, _SIZES)
+    unit, name = size_unit_for(max(one.budget_bytes for one in curve))
     longest = max(1, *(one.step_ns for one in curve))
-    time_unit, time_name = largest_unit(longest, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = time_unit_for(longest)
     ideal = forecast.report.smallest.compute_ns / time_unit
+    planned = [(one.budget_bytes / unit, one.step_ns / time_unit) for one in curve]
     ends = (curve[0].budget_bytes / unit, curve[-1].budget_bytes / unit)
     drawn = [
-        _charts.Line("planned step", _planned(curve, unit, time_unit), "c1"),
+        _charts.Line("planned step", planned, "c1"),
         _charts.Line("computing alone", [(end, ideal) for end in ends], "idle"),
     ]
     if ends[0] <= budget / unit <= ends[1]:
@@ -371,12 +365,6 @@ def _curve(forecast: Forecast, budget: int) -> str:
         lambda value: f"{value:g} {name}",
         lambda value: f"{value:g} {time_name}",
     )
-
-
-def _planned(
-    curve: Sequence[Prediction], unit: float, time_unit: float
-) -> list[tuple[float, float]]:
-    return [(one.budget_bytes / unit, one.step_ns / time_unit) for one in curve]
 
 
 def _row(one: Prediction) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tencache._drawing import largest_unit, save, write_beside
+from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._pipe import speeds
 from tencache._plan import Planner, Prediction, Report
 from tencache._units import format_bytes, format_time
@@ -29,11 +29,9 @@ def write_plot(path: Path, planner: Planner, report: Report) -> None:
     from matplotlib.figure import Figure
 
     curve = sample(planner, report)
-    size_unit, size_name = largest_unit(
-        curve[-1].budget_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB")
-    )
+    size_unit, size_name = size_unit_for(curve[-1].budget_bytes)
     longest_ns = max(1, *(prediction.step_ns for prediction in curve))
-    time_unit, time_name = largest_unit(longest_ns, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = time_unit_for(longest_ns)
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.add_subplot()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tencache._charts import covered
-from tencache._drawing import largest_unit, save, write_beside
+from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._library import TencacheError
 from tencache._pipe import speeds
 from tencache._plan import Planner, Prediction, Report
@@ -112,7 +112,7 @@ def draw(timeline: Timeline, prediction: Prediction, report: Report) -> Any:
     """The figure: one panel of bytes, and a strip for each thing that takes time."""
     from matplotlib.figure import Figure
 
-    time_unit, time_name = largest_unit(timeline.step_ns, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = time_unit_for(timeline.step_ns)
     played = timeline.played_ns / time_unit
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     panels = figure.subplots(
@@ -164,9 +164,7 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
     """Draws the bytes on the device, those that exist, and the budget, each with its name."""
     used, existing = timeline.most(timeline.used_bytes), timeline.most(timeline.existing_bytes)
     top = max(*used, *existing) * _HEADROOM
-    size_unit, size_name = largest_unit(
-        max(existing), 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    )
+    size_unit, size_name = size_unit_for(max(existing))
     panel.set_ylim(0, top / size_unit)
     panel.set_ylabel(size_name)
     for values, how in (
