@@ -24,7 +24,7 @@ from tencache._messages import shortened
 from tencache._page_parts import Section, Table, device_words, of_another_run, scaled
 from tencache._page_trace import trace_sections
 from tencache._pipe import speeds
-from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
+from tencache._plan import NEAR_IDEAL, Prediction, Report
 from tencache._report import (
     by_budget,
     stall_free_budget,
@@ -41,21 +41,14 @@ _WINDOW_S = 2.0
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What the planner says of the run's period under other budgets."""
-
-    planner: Planner
-    report: Report
-
-
-@dataclass(frozen=True)
 class Sources:
     """What is known of a run; a part that is not there is None."""
 
     path: Path
     stats: Mapping[str, Any]
     story: Story | None = None
-    forecast: Forecast | None = None
+    # What the planner says of the run's period under other budgets.
+    forecast: Report | None = None
     # The recorded period, even if nothing can be predicted from it.
     period: Path | None = None
     # Files in their places that another run wrote, so that they tell nothing of this one.
@@ -308,29 +301,29 @@ def _budgets(sources: Sources) -> Section:
         section.texts.append(
             "A step waits for at most 1% of its computing time already, by the last plan."
         )
-    if sources.forecast is None and sources.period is not None:
+    report = sources.forecast
+    if report is None and sources.period is not None:
         section.missing.append(
             f"What other budgets would do is not known: {sources.period} does not say how fast the "
             "tier below is, perhaps because too little moved while it was recorded. Ask "
             f"`tencache plan {sources.period} --disk 5GB/s`, with the speed of yours."
         )
         return section
-    if sources.forecast is None:
+    if report is None:
         section.missing.append(
             "What other budgets would do is not known without a recorded period"
             f"{of_another_run(sources.other_period)}: run the program with --record FILE beside "
             "--stats, or give such a file with --period."
         )
         return section
-    report = sources.forecast.report
     cheapest = report.cheapest
     section.texts.append(
         f"By the planner, {format_bytes(cheapest.budget_bytes)} is the smallest budget found "
         f"within {NEAR_IDEAL - 1:.0%} of computing alone, and "
         f"{format_bytes(report.smallest.budget_bytes)} the smallest that is never "
-        f"exceeded. Speeds: {speeds(report.pipe)}."
+        f"exceeded. Speeds: {speeds(report.planner.pipe)}."
     )
-    section.drawings.append(_curve(sources.forecast, devices[0]["budget"]["device"]))
+    section.drawings.append(_curve(report, devices[0]["budget"]["device"]))
     rows = {one.budget_bytes: one for one in (*report.predictions, cheapest, report.smallest)}
     section.tables.append(
         Table(
@@ -342,12 +335,12 @@ def _budgets(sources: Sources) -> Section:
     return section
 
 
-def _curve(forecast: Forecast, budget: int) -> str:
-    curve = _plan_plot.sample(forecast.planner, forecast.report)
+def _curve(report: Report, budget: int) -> str:
+    curve = _plan_plot.sample(report)
     unit, name = size_unit_for(max(one.budget_bytes for one in curve))
     longest = max(1, *(one.step_ns for one in curve))
     time_unit, time_name = time_unit_for(longest)
-    ideal = forecast.report.smallest.compute_ns / time_unit
+    ideal = report.smallest.compute_ns / time_unit
     planned = [(one.budget_bytes / unit, one.step_ns / time_unit) for one in curve]
     ends = (curve[0].budget_bytes / unit, curve[-1].budget_bytes / unit)
     drawn = [

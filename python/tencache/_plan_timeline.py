@@ -24,7 +24,7 @@ from tencache._charts import covered
 from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._library import TencacheError
 from tencache._pipe import speeds
-from tencache._plan import Planner, Prediction, Report
+from tencache._plan import Prediction, Report
 from tencache._units import format_bytes, format_time
 
 STRETCHES = 800
@@ -96,10 +96,10 @@ class Timeline:
         return min(STRETCHES - 1, max(0, time_ns * STRETCHES // self.played_ns))
 
 
-def write_timeline(path: Path, planner: Planner, report: Report) -> None:
+def write_timeline(path: Path, report: Report) -> None:
     """Draws the first budget of the report; `check_path` has accepted the path."""
     prediction = report.predictions[0]
-    timeline = Timeline.of(planner.timeline(prediction.budget_bytes))
+    timeline = Timeline.of(report.planner.timeline(prediction.budget_bytes))
     if not timeline.played_ns:
         raise TencacheError(
             f"{path} cannot be drawn: {report.file} takes no time under a budget of "
@@ -153,7 +153,7 @@ def draw(timeline: Timeline, prediction: Prediction, report: Report) -> Any:
 def _title(prediction: Prediction, report: Report) -> str:
     return (
         f"{report.file.name} under {format_bytes(prediction.budget_bytes)}, "
-        f"{prediction.share_of_peak:.0%} of its peak; {speeds(report.pipe)}\n"
+        f"{prediction.share_of_peak:.0%} of its peak; {speeds(report.planner.pipe)}\n"
         f"predicted step {format_time(prediction.step_ns)}: "
         f"{format_time(prediction.compute_ns)} computing, "
         f"{format_time(prediction.stall_ns)} stall, {format_time(prediction.work_ns)} moving"
