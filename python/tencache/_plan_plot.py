@@ -16,7 +16,7 @@ from typing import Any
 
 from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._pipe import speeds
-from tencache._plan import Prediction, Report
+from tencache._plan import NEAR_IDEAL, Prediction, Report
 from tencache._units import format_bytes, format_time
 
 _SAMPLES = 16
@@ -82,7 +82,7 @@ def _draw_lines(
     size, top = cheapest.budget_bytes / size_unit, max(steps) * _HEADROOM
     axes.vlines(size, cheapest.step_ns / time_unit, top, color=_PLAN_COLOR, linewidth=0.8)
     is_right = cheapest.share_of_peak > 0.5
-    text = f"within 5% of ideal from {format_bytes(cheapest.budget_bytes)}"
+    text = f"within {NEAR_IDEAL - 1:.0%} of ideal from {format_bytes(cheapest.budget_bytes)}"
     offset, side = (-4, "right") if is_right else (4, "left")
     write_beside(axes, text, (size, top), (offset, -12), _PLAN_COLOR, ha=side)
 
