@@ -53,7 +53,7 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_pipe.parse_rate), "metavar": "
 @click.option("--link-write", **_SPEED, help="How fast it is from the device; wins over --link.")
 @click.option(
     "--host-memory",
-    callback=_parsed_by(_pipe.parse_size),
+    callback=_parsed_by(lambda text: core().parse_bytes(text)),
     metavar="SIZE",
     default="0",
     help="Host memory between the link and the disk; needs --link and --disk. 0: none.",
