@@ -7,9 +7,9 @@
 // library unchanged.
 #include <cuda.h>
 #include <dlfcn.h>
+#include <string.h>
 
 #include <atomic>
-#include <cstring>
 #include <string_view>
 
 #include "abi/tencache_guard.h"
@@ -80,9 +80,7 @@ CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t
 bool is_of_driver(const void* function) {
   Dl_info library;
   if (dladdr(function, &library) == 0 || library.dli_fname == nullptr) return false;
-  const char* const slash = std::strrchr(library.dli_fname, '/');
-  return std::string_view(slash != nullptr ? slash + 1 : library.dli_fname)
-      .starts_with("libcuda.so");
+  return std::string_view(basename(library.dli_fname)).starts_with("libcuda.so");
 }
 
 // Null if the guard does not serve this function.
