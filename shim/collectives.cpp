@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -97,26 +98,15 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
-// While this object lives, the calling thread may query events without invalidating a CUDA graph
-// that somebody captures.
-class RelaxedCapture {
- public:
-  RelaxedCapture() : mode_before_(tencache_exchange_capture_mode(kRelaxed)) {}
-  ~RelaxedCapture() {
-    if (mode_before_ >= 0) tencache_exchange_capture_mode(mode_before_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  static constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
-  const int mode_before_;
-};
-
 // After a fault of the GPU the query throws. The program hears of the fault from its own calls, not
 // from our question; until then the tensors stay.
 bool has_completed(Work& work) noexcept {
-  const RelaxedCapture relaxed;
+  // In this mode the query does not invalidate a CUDA graph that somebody captures.
+  constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const int mode_before = tencache_exchange_capture_mode(kRelaxed);
+  const auto restore = c10::make_scope_exit([mode_before] {
+    if (mode_before >= 0) tencache_exchange_capture_mode(mode_before);
+  });
   try {
     return work.isCompleted();
   } catch (...) {

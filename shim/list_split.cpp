@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -265,37 +266,14 @@ torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t 
   return chunk;
 }
 
-// While it lives, the runtime knows what the chunks of a call access.
-class Expectation {
- public:
-  explicit Expectation(const AccessList& accesses) {
-    tencache_expect(accesses.data(), accesses.count());
+// From now on the thread changes tensors in place and is refused no memory. Throws an out-of-memory
+// error where the disk would make the call exceed the budget.
+void begin_in_place(const AccessList& accesses) {
+  tencache_error error;
+  if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {
+    throw_out_of_memory(error);
   }
-  ~Expectation() { tencache_expect(nullptr, 0); }
-  Expectation(const Expectation&) = delete;
-  Expectation& operator=(const Expectation&) = delete;
-};
-
-// While it lives, the thread changes tensors in place and is refused no memory. The constructor
-// throws an out-of-memory error where the disk would make the call exceed the budget.
-class InPlaceScope {
- public:
-  InPlaceScope(bool is_in_place, const AccessList& accesses) : is_in_place_(is_in_place) {
-    if (!is_in_place) return;
-    tencache_error error;
-    if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {
-      throw_out_of_memory(error);
-    }
-  }
-  ~InPlaceScope() {
-    if (is_in_place_) tencache_end_in_place();
-  }
-  InPlaceScope(const InPlaceScope&) = delete;
-  InPlaceScope& operator=(const InPlaceScope&) = delete;
-
- private:
-  const bool is_in_place_;
-};
+}
 
 // The kernel of one split operator.
 class ListSplitKernel final : public c10::OperatorKernel {
@@ -313,7 +291,10 @@ class ListSplitKernel final : public c10::OperatorKernel {
     const auto arguments = torch::jit::last(*stack, count);
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, {arguments.data(), arguments.size()}, accesses);
-    const InPlaceScope in_place(plan_.writes_lists, accesses);
+    if (plan_.writes_lists) begin_in_place(accesses);
+    const auto end_in_place = c10::make_scope_exit([this] {
+      if (plan_.writes_lists) tencache_end_in_place();
+    });
     const uint64_t bytes_max = tencache_chunk_bytes();
     if (tencache_distinct_bytes(accesses.data(), accesses.count()) <= bytes_max ||
         !values_fit(plan_, arguments)) {
@@ -335,7 +316,10 @@ class ListSplitKernel final : public c10::OperatorKernel {
     calls_cut.fetch_add(1, std::memory_order_relaxed);
     chunks_made.fetch_add(ends.size(), std::memory_order_relaxed);
     std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
-    const Expectation expectation(accesses_by_position(arguments));
+    // Until the call ends, the runtime knows what its chunks access.
+    const AccessList& expected = accesses_by_position(arguments);
+    tencache_expect(expected.data(), expected.count());
+    const auto forget = c10::make_scope_exit([] { tencache_expect(nullptr, 0); });
     size_t begin = 0;
     for (const size_t end : ends) {
       torch::jit::Stack chunk = cut_arguments(plan_, arguments, begin, end);
