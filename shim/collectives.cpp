@@ -85,11 +85,9 @@ PendingList& pending() {
 
 // Entries leave the list while they are examined, so that no two threads release the same hold.
 std::vector<Pending> take_all() {
-  std::vector<Pending> taken;
   PendingList& list = pending();
   const std::lock_guard lock(list.mutex);
-  taken.swap(list.entries);
-  return taken;
+  return std::exchange(list.entries, {});
 }
 
 void put_back(std::vector<Pending> entries) {
@@ -172,10 +170,8 @@ class CollectiveKernel final : public c10::OperatorKernel {
       : info_(info),
         argument_count_(schema.arguments().size()),
         return_count_(schema.returns().size()),
-        work_index_(work_index) {
-    const std::optional<int> found = schema.argumentIndexWithName("async_op");
-    if (found.has_value()) async_index_ = static_cast<size_t>(*found);
-  }
+        work_index_(work_index),
+        async_index_(schema.argumentIndexWithName("async_op")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) const {
@@ -212,7 +208,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
   const size_t argument_count_;
   const size_t return_count_;
   const size_t work_index_;
-  std::optional<size_t> async_index_;  // of the argument async_op, if there is one
+  const std::optional<int> async_index_;  // of the argument async_op, if there is one
 };
 
 // The index of the op's return that is its Work.

@@ -71,6 +71,7 @@ std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan
   const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   if (is_list_of(type, c10::TypeKind::TensorType)) {
     plan->arguments.push_back(ArgumentRole::kTensorList);
+    plan->tensor_lists.push_back(index);
     plan->writes_lists = plan->writes_lists || is_written;
     if (is_written && argument.kwarg_only()) plan->out_arguments.push_back(index);
   } else if (is_list_of(type, c10::TypeKind::NumberType)) {
@@ -117,7 +118,7 @@ class ChunkFinder {
 
   /// The ends of the chunks, in order. Each chunk holds at least one position.
   std::vector<size_t> find(uint64_t bytes_max) {
-    const size_t length = arguments_[plan_.leading_argument].toListRef().size();
+    const size_t length = arguments_[plan_.tensor_lists.front()].toListRef().size();
     const uint64_t whole_bytes = bytes_of_whole_tensors();
     std::vector<size_t> ends;
     uint64_t bytes = whole_bytes;
@@ -146,8 +147,7 @@ class ChunkFinder {
 
   uint64_t add_position(size_t position) {
     uint64_t bytes = 0;
-    for (size_t index = 0; index < plan_.arguments.size(); ++index) {
-      if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+    for (const size_t index : plan_.tensor_lists) {
       const auto list = arguments_[index].toListRef();
       if (!list.empty()) bytes += bytes_if_new(list[position]);
     }
@@ -201,7 +201,7 @@ bool out_overlaps(const SplitPlan& plan, Values arguments) {
 // Whether the values meet the rules that the schema cannot express. If not, the stock kernel gets
 // the call unchanged and raises its own errors.
 bool values_fit(const SplitPlan& plan, Values arguments) {
-  const size_t length = arguments[plan.leading_argument].toListRef().size();
+  const size_t length = arguments[plan.tensor_lists.front()].toListRef().size();
   if (length < 2) return false;
   for (size_t index = 0; index < plan.arguments.size(); ++index) {
     const c10::IValue& value = arguments[index];
@@ -342,10 +342,9 @@ class ListSplitKernel final : public c10::OperatorKernel {
   // The lists' tensors in the order in which chunks name them.
   const AccessList& accesses_by_position(Values arguments) const {
     AccessList& accesses = cleared_thread_accesses();
-    const size_t length = arguments[plan_.leading_argument].toListRef().size();
+    const size_t length = arguments[plan_.tensor_lists.front()].toListRef().size();
     for (size_t position = 0; position < length; ++position) {
-      for (size_t index = 0; index < arguments.size(); ++index) {
-        if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+      for (const size_t index : plan_.tensor_lists) {
         const auto list = arguments[index].toListRef();
         if (!list.empty()) add_value(list[position], TENCACHE_READ, accesses);
       }
@@ -425,10 +424,7 @@ std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan) 
     std::string reason = plan_argument(schema.arguments()[index], index, plan);
     if (!reason.empty()) return reason;
   }
-  const auto leading =
-      std::find(plan->arguments.begin(), plan->arguments.end(), ArgumentRole::kTensorList);
-  if (leading == plan->arguments.end()) return "has no Tensor[] argument";
-  plan->leading_argument = static_cast<size_t>(leading - plan->arguments.begin());
+  if (plan->tensor_lists.empty()) return "has no Tensor[] argument";
   for (const c10::Argument& result : schema.returns()) {
     std::string reason = plan_return(schema, result, plan);
     if (!reason.empty()) return reason;
