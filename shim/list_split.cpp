@@ -382,10 +382,10 @@ bool is_candidate(const c10::FunctionSchema& schema) {
   const bool has_prefix = name.starts_with("aten::_foreach_") ||
                           name.starts_with("aten::_fused_") ||
                           name.starts_with("aten::_amp_foreach_");
-  return has_prefix && std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                                   [](const c10::Argument& argument) {
-                                     return is_list_of(*argument.type(), c10::TypeKind::TensorType);
-                                   });
+  const auto is_tensor_list = [](const c10::Argument& argument) {
+    return is_list_of(*argument.type(), c10::TypeKind::TensorType);
+  };
+  return has_prefix && std::ranges::any_of(schema.arguments(), is_tensor_list);
 }
 
 // install_list_split() fills it; constant afterwards and never destroyed.
@@ -437,9 +437,7 @@ void install_list_split() {
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();
-  std::sort(names.begin(), names.end(), [](const auto& left, const auto& right) {
-    return c10::toString(left) < c10::toString(right);
-  });
+  std::ranges::sort(names, {}, [](const c10::OperatorName& name) { return c10::toString(name); });
   for (const c10::OperatorName& name : names) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op.has_value() && is_candidate(op->schema())) install_one(*library, *op);
