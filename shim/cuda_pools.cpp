@@ -114,12 +114,11 @@ void CudaPools::note_free(void* address) {
 }
 
 void CudaPools::forget(void* address) {
-  const auto found = pool_of_.find(address);
-  if (found == pool_of_.end()) return;
+  const auto gone = pool_of_.extract(address);
+  if (gone.empty()) return;
   // If the core has dropped the pool meanwhile, nothing in it was alive.
-  if (const auto of = pools_.find(found->second); of != pools_.end())
+  if (const auto of = pools_.find(gone.mapped()); of != pools_.end())
     of->second.alive.erase(address);
-  pool_of_.erase(found);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
 }
 

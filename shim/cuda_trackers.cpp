@@ -33,12 +33,10 @@ std::optional<c10::MempoolId_t> SegmentTrackers::note_pool(int event, uintptr_t 
     segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
     return current_pool;
   }
-  const auto found = pool_of_.find(address);
-  if (found == pool_of_.end()) return std::nullopt;
-  const c10::MempoolId_t pool = found->second;
-  pool_of_.erase(found);
+  const auto gone = pool_of_.extract(address);
+  if (gone.empty()) return std::nullopt;
   segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
-  return pool;
+  return gone.mapped();
 }
 
 void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintptr_t address,
