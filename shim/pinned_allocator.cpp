@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cuda_errors.h"
+#include "cuda_view.h"
 
 namespace tencache::shim {
 namespace {
@@ -14,15 +15,6 @@ namespace {
 std::atomic<PinnedAllocator*> g_pinned_allocator{nullptr};
 
 constexpr int64_t kNsPerUs = 1000;
-
-at::Stat as_stat(const tencache_gpu_count& count) {
-  at::Stat stat;
-  stat.current = static_cast<int64_t>(count.current);
-  stat.peak = static_cast<int64_t>(count.peak);
-  stat.allocated = static_cast<int64_t>(count.added);
-  stat.freed = static_cast<int64_t>(count.removed);
-  return stat;
-}
 
 std::string text_of(const c10::MempoolId_t& id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
@@ -227,10 +219,10 @@ at::HostStats PinnedAllocator::get_stats() {
   if (memory == nullptr) return stats;  // not used yet
   tencache_pinned_stats figures;
   tencache_pinned_get_stats(memory, &figures);
-  stats.active_requests = as_stat(figures.allocations);
-  stats.active_bytes = as_stat(figures.bytes);
-  stats.allocations = as_stat(figures.mapped_count);
-  stats.allocated_bytes = as_stat(figures.mapped_bytes);
+  stats.active_requests = cuda_stat(figures.allocations);
+  stats.active_bytes = cuda_stat(figures.bytes);
+  stats.allocations = cuda_stat(figures.mapped_count);
+  stats.allocated_bytes = cuda_stat(figures.mapped_bytes);
   stats.host_alloc_time.total = static_cast<int64_t>(figures.pin_ns) / kNsPerUs;
   stats.host_alloc_time.max = static_cast<int64_t>(figures.pin_ns_max) / kNsPerUs;
   stats.host_alloc_time.min = static_cast<int64_t>(figures.pin_ns_min) / kNsPerUs;
