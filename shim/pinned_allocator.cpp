@@ -2,6 +2,7 @@
 #include "pinned_allocator.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
@@ -192,23 +193,31 @@ void* PinnedAllocator::allocate_in_pool(const c10::MempoolId_t& id, size_t bytes
 // Does nothing while allocations are routed to a pool: that may be a graph capture, which forbids
 // waiting for its device. Returns whether there was a pool to drop.
 bool PinnedAllocator::drop_released_pools() {
-  std::vector<Pool> released;
+  std::map<c10::MempoolId_t, Pool> released;
   {
     const std::lock_guard lock(mutex_);
     if (!routes_.empty()) return false;
     std::erase_if(pools_, [&](const auto& entry) {
       const Pool& pool = entry.second;
       if (pool.user_count > 0 || pool.allocating_count > 0) return false;
-      released.push_back(pool);
+      released.insert(entry);
       return true;
     });
   }
+  if (released.empty()) return false;
+  // Where a device cannot be waited for, its pools and those after it stay.
+  const auto put_back = c10::make_scope_exit([&] {
+    const std::lock_guard lock(mutex_);
+    pools_.merge(released);
+  });
   tencache_pinned* const memory = pinned_.load(std::memory_order_acquire);
-  for (const Pool& pool : released) {
+  while (!released.empty()) {
+    const Pool& pool = released.begin()->second;
     calls_.synchronize(pool.device);
     tencache_pinned_drop_pool(memory, pool.number);
+    released.erase(released.begin());
   }
-  return !released.empty();
+  return true;
 }
 
 // Figures.
