@@ -13,6 +13,7 @@ namespace {
 using Entry = c10::CachingDeviceAllocator::TraceEntry;
 
 thread_local c10::MempoolId_t current_pool = {0, 0};
+thread_local std::exception_ptr tracker_failure;
 
 }  // namespace
 
@@ -55,7 +56,15 @@ void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintpt
   }
   const auto action = is_made ? Entry::SEGMENT_ALLOC : Entry::SEGMENT_FREE;
   const Entry entry(action, device, address, bytes, nullptr, *pool, c10::getApproximateTime());
-  for (const Tracker& tracker : trackers) tracker(entry);
+  try {
+    for (const Tracker& tracker : trackers) tracker(entry);
+  } catch (...) {
+    tracker_failure = std::current_exception();
+  }
+}
+
+std::exception_ptr SegmentTrackers::take_failure() {
+  return std::exchange(tracker_failure, nullptr);
 }
 
 }  // namespace tencache::shim
