@@ -253,39 +253,58 @@ void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* 
   return real;
 }
 
-CUresult launch_kernel(bool is_per_thread, CUfunction kernel, unsigned grid_x, unsigned grid_y,
-                       unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                       unsigned shared_bytes, CUstream stream, void** arguments, void** extra) {
-  return Guarded<"cuLaunchKernel", decltype(::cuLaunchKernel)>::call_linked(
-      is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
-      stream, arguments, extra);
-}
-
-CUresult launch_kernel_ex(bool is_per_thread, const CUlaunchConfig* config, CUfunction kernel,
-                          void** arguments, void** extra) {
-  return Guarded<"cuLaunchKernelEx", decltype(::cuLaunchKernelEx)>::call_linked(
-      is_per_thread, config, kernel, arguments, extra);
-}
-
-CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsigned grid_x,
-                                   unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                   unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                   CUstream stream, void** arguments) {
-  return Guarded<"cuLaunchCooperativeKernel", decltype(::cuLaunchCooperativeKernel)>::call_linked(
-      is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
-      stream, arguments);
-}
-
-CUresult destroy_stream(CUstream stream) {
-  return Guarded<"cuStreamDestroy_v2", decltype(::cuStreamDestroy)>::call_linked(false, stream);
-}
-
-CUresult unload_module(CUmodule module) {
-  return Guarded<"cuModuleUnload", decltype(::cuModuleUnload)>::call_linked(false, module);
-}
-
-CUresult unload_library(CUlibrary library) {
-  return Guarded<"cuLibraryUnload", decltype(::cuLibraryUnload)>::call_linked(false, library);
-}
-
 }  // namespace tencache::guard
+
+using namespace tencache::guard;
+
+// The name stands for two functions; the header's macro would choose one.
+#undef cuStreamDestroy
+
+using Launch = Guarded<"cuLaunchKernel", decltype(::cuLaunchKernel)>;
+using LaunchEx = Guarded<"cuLaunchKernelEx", decltype(::cuLaunchKernelEx)>;
+using LaunchCooperative =
+    Guarded<"cuLaunchCooperativeKernel", decltype(::cuLaunchCooperativeKernel)>;
+using StreamDestroy = Guarded<"cuStreamDestroy_v2", decltype(::cuStreamDestroy_v2)>;
+using ModuleUnload = Guarded<"cuModuleUnload", decltype(::cuModuleUnload)>;
+using LibraryUnload = Guarded<"cuLibraryUnload", decltype(::cuLibraryUnload)>;
+
+#define TENCACHE_GUARD_LAUNCHES(suffix, is_per_thread)                                            \
+  extern "C" TENCACHE_API CUresult cuLaunchKernel##suffix(                                        \
+      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
+      void** arguments, void** extra) {                                                           \
+    return Launch::call_linked(is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, block_y,   \
+                               block_z, shared_bytes, stream, arguments, extra);                  \
+  }                                                                                               \
+  extern "C" TENCACHE_API CUresult cuLaunchKernelEx##suffix(                                      \
+      const CUlaunchConfig* config, CUfunction kernel, void** arguments, void** extra) {          \
+    return LaunchEx::call_linked(is_per_thread, config, kernel, arguments, extra);                \
+  }                                                                                               \
+  extern "C" TENCACHE_API CUresult cuLaunchCooperativeKernel##suffix(                             \
+      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
+      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
+      void** arguments) {                                                                         \
+    return LaunchCooperative::call_linked(is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, \
+                                          block_y, block_z, shared_bytes, stream, arguments);     \
+  }
+// For programs compiled for the legacy default stream, and for the per-thread one.
+TENCACHE_GUARD_LAUNCHES(, false)
+TENCACHE_GUARD_LAUNCHES(_ptsz, true)
+#undef TENCACHE_GUARD_LAUNCHES
+
+extern "C" TENCACHE_API CUresult cuStreamDestroy_v2(CUstream stream) {
+  return StreamDestroy::call_linked(false, stream);
+}
+
+// From before CUDA 4.0, with the same meaning. NOLINTNEXTLINE(readability-identifier-naming)
+extern "C" TENCACHE_API CUresult cuStreamDestroy(CUstream stream) {
+  return StreamDestroy::call_linked(false, stream);
+}
+
+extern "C" TENCACHE_API CUresult cuModuleUnload(CUmodule module) {
+  return ModuleUnload::call_linked(false, module);
+}
+
+extern "C" TENCACHE_API CUresult cuLibraryUnload(CUlibrary library) {
+  return LibraryUnload::call_linked(false, library);
+}

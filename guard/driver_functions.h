@@ -10,7 +10,8 @@
 //
 // The guard does not see copies of arrays (textures), batches of copies, words that a stream
 // writes, graphs that are built node by node, or memory that a kernel finds through an address in
-// memory. The linker resolves to the guard only launches and what ends something.
+// memory. The linker resolves to the guard only launches and what ends something: these functions
+// driver_functions.cpp exports under the driver's names.
 //
 // Threads: any, no locks. Looking up a function allocates nothing, because libraries do it while
 // they are being loaded.
@@ -28,21 +29,5 @@ namespace tencache::guard {
 void* guarded_symbol(std::string_view symbol, void* real);
 /// The same for cuGetProcAddress() with these arguments.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);
-
-// For callers that are linked with the driver; guard/interposer.cpp exports them under the driver's
-// names.
-CUresult launch_kernel(bool is_per_thread, CUfunction kernel, unsigned grid_x, unsigned grid_y,
-                       unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
-                       unsigned shared_bytes, CUstream stream, void** arguments, void** extra);
-CUresult launch_kernel_ex(bool is_per_thread, const CUlaunchConfig* config, CUfunction kernel,
-                          void** arguments, void** extra);
-CUresult launch_cooperative_kernel(bool is_per_thread, CUfunction kernel, unsigned grid_x,
-                                   unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                   unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                                   CUstream stream, void** arguments);
-
-CUresult destroy_stream(CUstream stream);
-CUresult unload_module(CUmodule module);
-CUresult unload_library(CUlibrary library);
 
 }  // namespace tencache::guard

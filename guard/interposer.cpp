@@ -3,22 +3,21 @@
 // The ways in which a library finds a function of the driver: by dlsym() on the driver's library
 // (cuBLASLt, Triton, CuPy); by cuGetProcAddress(), itself found by dlsym() (CUDA's runtime, in each
 // copy that is linked into a library); or by the linker. The preloaded guard stands before all
-// three. A lookup of anything else goes on to the C library unchanged.
+// three; driver_functions.cpp has what the linker finds. A lookup of anything else goes on to the C
+// library unchanged.
 #include <cuda.h>
 #include <dlfcn.h>
+#include <string.h>
 
 #include <atomic>
-#include <cstring>
 #include <string_view>
 
+#include "abi/tencache_guard.h"
 #include "driver_functions.h"
 #include "driver_library.h"
 
-// Each name stands for two functions; the header's macro would choose one.
+// The name stands for two functions; the header's macro would choose one.
 #undef cuGetProcAddress
-#undef cuStreamDestroy
-
-#define TENCACHE_GUARD_PUBLIC extern "C" __attribute__((visibility("default")))
 
 namespace tencache::guard {
 namespace {
@@ -81,9 +80,7 @@ CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t
 bool is_of_driver(const void* function) {
   Dl_info library;
   if (dladdr(function, &library) == 0 || library.dli_fname == nullptr) return false;
-  const char* const slash = std::strrchr(library.dli_fname, '/');
-  return std::string_view(slash != nullptr ? slash + 1 : library.dli_fname)
-      .starts_with("libcuda.so");
+  return std::string_view(basename(library.dli_fname)).starts_with("libcuda.so");
 }
 
 // Null if the guard does not serve this function.
@@ -105,7 +102,7 @@ bool is_driver_name(const char* name) {
 
 // The last call must be a jump: dlsym(RTLD_NEXT) depends on its caller, which the C library reads
 // from the return address (guard/CMakeLists.txt, and a test).
-TENCACHE_GUARD_PUBLIC void* dlsym(void* library, const char* name) noexcept {
+extern "C" TENCACHE_API void* dlsym(void* library, const char* name) noexcept {
   using namespace tencache::guard;
   if (is_driver_name(name)) {
     if (void* found = find_guarded(library, name)) return found;
@@ -114,56 +111,13 @@ TENCACHE_GUARD_PUBLIC void* dlsym(void* library, const char* name) noexcept {
 }
 
 // The driver's name. NOLINTNEXTLINE(readability-identifier-naming)
-TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress(const char* name, void** entry, int version,
-                                                cuuint64_t flags) {
+extern "C" TENCACHE_API CUresult cuGetProcAddress(const char* name, void** entry, int version,
+                                                  cuuint64_t flags) {
   return tencache::guard::get(name, entry, version, flags);
 }
 
-TENCACHE_GUARD_PUBLIC CUresult cuGetProcAddress_v2(const char* name, void** entry, int version,
-                                                   cuuint64_t flags,
-                                                   CUdriverProcAddressQueryResult* status) {
+extern "C" TENCACHE_API CUresult cuGetProcAddress_v2(const char* name, void** entry, int version,
+                                                     cuuint64_t flags,
+                                                     CUdriverProcAddressQueryResult* status) {
   return tencache::guard::get_with_status(name, entry, version, flags, status);
-}
-
-#define TENCACHE_GUARD_LAUNCHES(suffix, is_per_thread)                                            \
-  TENCACHE_GUARD_PUBLIC CUresult cuLaunchKernel##suffix(                                          \
-      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
-      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
-      void** arguments, void** extra) {                                                           \
-    return tencache::guard::launch_kernel(is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, \
-                                          block_y, block_z, shared_bytes, stream, arguments,      \
-                                          extra);                                                 \
-  }                                                                                               \
-  TENCACHE_GUARD_PUBLIC CUresult cuLaunchKernelEx##suffix(                                        \
-      const CUlaunchConfig* config, CUfunction kernel, void** arguments, void** extra) {          \
-    return tencache::guard::launch_kernel_ex(is_per_thread, config, kernel, arguments, extra);    \
-  }                                                                                               \
-  TENCACHE_GUARD_PUBLIC CUresult cuLaunchCooperativeKernel##suffix(                               \
-      CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,     \
-      unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,                 \
-      void** arguments) {                                                                         \
-    return tencache::guard::launch_cooperative_kernel(is_per_thread, kernel, grid_x, grid_y,      \
-                                                      grid_z, block_x, block_y, block_z,          \
-                                                      shared_bytes, stream, arguments);           \
-  }
-// For programs compiled for the legacy default stream, and for the per-thread one.
-TENCACHE_GUARD_LAUNCHES(, false)
-TENCACHE_GUARD_LAUNCHES(_ptsz, true)
-#undef TENCACHE_GUARD_LAUNCHES
-
-TENCACHE_GUARD_PUBLIC CUresult cuStreamDestroy_v2(CUstream stream) {
-  return tencache::guard::destroy_stream(stream);
-}
-
-// From before CUDA 4.0, with the same meaning. NOLINTNEXTLINE(readability-identifier-naming)
-TENCACHE_GUARD_PUBLIC CUresult cuStreamDestroy(CUstream stream) {
-  return tencache::guard::destroy_stream(stream);
-}
-
-TENCACHE_GUARD_PUBLIC CUresult cuModuleUnload(CUmodule module) {
-  return tencache::guard::unload_module(module);
-}
-
-TENCACHE_GUARD_PUBLIC CUresult cuLibraryUnload(CUlibrary library) {
-  return tencache::guard::unload_library(library);
 }

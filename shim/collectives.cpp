@@ -4,6 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -84,11 +85,9 @@ PendingList& pending() {
 
 // Entries leave the list while they are examined, so that no two threads release the same hold.
 std::vector<Pending> take_all() {
-  std::vector<Pending> taken;
   PendingList& list = pending();
   const std::lock_guard lock(list.mutex);
-  taken.swap(list.entries);
-  return taken;
+  return std::exchange(list.entries, {});
 }
 
 void put_back(std::vector<Pending> entries) {
@@ -97,26 +96,15 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
-// While this object lives, the calling thread may query events without invalidating a CUDA graph
-// that somebody captures.
-class RelaxedCapture {
- public:
-  RelaxedCapture() : mode_before_(tencache_exchange_capture_mode(kRelaxed)) {}
-  ~RelaxedCapture() {
-    if (mode_before_ >= 0) tencache_exchange_capture_mode(mode_before_);
-  }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  static constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
-  const int mode_before_;
-};
-
 // After a fault of the GPU the query throws. The program hears of the fault from its own calls, not
 // from our question; until then the tensors stay.
 bool has_completed(Work& work) noexcept {
-  const RelaxedCapture relaxed;
+  // In this mode the query does not invalidate a CUDA graph that somebody captures.
+  constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const int mode_before = tencache_exchange_capture_mode(kRelaxed);
+  const auto restore = c10::make_scope_exit([mode_before] {
+    if (mode_before >= 0) tencache_exchange_capture_mode(mode_before);
+  });
   try {
     return work.isCompleted();
   } catch (...) {
@@ -182,10 +170,8 @@ class CollectiveKernel final : public c10::OperatorKernel {
       : info_(info),
         argument_count_(schema.arguments().size()),
         return_count_(schema.returns().size()),
-        work_index_(work_index) {
-    const std::optional<int> found = schema.argumentIndexWithName("async_op");
-    if (found.has_value()) async_index_ = static_cast<size_t>(*found);
-  }
+        work_index_(work_index),
+        async_index_(schema.argumentIndexWithName("async_op")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) const {
@@ -222,7 +208,7 @@ class CollectiveKernel final : public c10::OperatorKernel {
   const size_t argument_count_;
   const size_t return_count_;
   const size_t work_index_;
-  std::optional<size_t> async_index_;  // of the argument async_op, if there is one
+  const std::optional<int> async_index_;  // of the argument async_op, if there is one
 };
 
 // The index of the op's return that is its Work.

@@ -25,8 +25,7 @@ CudaAllocator::CudaAllocator(const CudaCalls& calls, Opener open)
     : calls_(calls), open_(std::move(open)) {
   for (size_t ordinal = 0; ordinal < devices_.size(); ++ordinal) {
     devices_[ordinal].index = static_cast<c10::DeviceIndex>(ordinal);
-    devices_[ordinal].history = &history_;
-    devices_[ordinal].trackers = &trackers_;
+    devices_[ordinal].allocator = this;
   }
   CudaAllocator* none = nullptr;
   TORCH_CHECK(g_allocator.compare_exchange_strong(none, this),
@@ -90,13 +89,12 @@ tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
 }
 
 // Null for memory that this allocator did not give out.
-CudaAllocator::Device* CudaAllocator::find_device(const void* address, c10::DeviceIndex* index) {
+CudaAllocator::Device* CudaAllocator::find_device(const void* address) {
   const int count = device_count_.load(std::memory_order_relaxed);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     Device& device = devices_[static_cast<size_t>(ordinal)];
     if (device.gpu.load(std::memory_order_acquire) == nullptr) continue;
     if (reinterpret_cast<uintptr_t>(address) - device.arena.base >= device.arena.bytes) continue;
-    if (index != nullptr) *index = static_cast<c10::DeviceIndex>(ordinal);
     return &device;
   }
   return nullptr;
@@ -190,38 +188,44 @@ void* CudaAllocator::malloc_recorded(c10::DeviceIndex index, size_t bytes, cudaS
   const CudaHistory::Request request = {stream, {0, 0}, history_.gather(CudaHistory::When::STATE)};
   const CudaHistory::Scope scope(request);
   void* const address = malloc_unrecorded(index, bytes, stream);
-  note_allocation(index, address, request);
+  note_allocation(address, request);
   return address;
 }
 
-void CudaAllocator::note_allocation(c10::DeviceIndex index, const void* address,
-                                    CudaHistory::Request request) {
+void CudaAllocator::note_allocation(const void* address, CudaHistory::Request request) {
   tencache_gpu_block block = {};
-  if (find_recorded(index, address, &block, &request)) {
-    history_.note_allocation(index, block, request);
+  if (const Device* const device = find_recorded(address, &block, &request)) {
+    history_.note_allocation(device->index, block, request);
   }
 }
 
-// Finds the allocation that contains the address, and the request that made it.
-bool CudaAllocator::find_recorded(c10::DeviceIndex index, const void* address,
-                                  tencache_gpu_block* block, CudaHistory::Request* request) {
+// Finds the allocation that contains the address, the request that made it, and their device; null
+// if there is none.
+const CudaAllocator::Device* CudaAllocator::find_recorded(const void* address,
+                                                          tencache_gpu_block* block,
+                                                          CudaHistory::Request* request) {
+  const Device* const device = find_device(address);
+  if (device == nullptr) return nullptr;
   tencache_gpu_segment segment = {};
-  if (tencache_gpu_find(gpu_of(index), address, block, &segment) == 0) return false;
+  const tencache_gpu* const gpu = device->gpu.load(std::memory_order_acquire);
+  if (tencache_gpu_find(gpu, address, block, &segment) == 0) return nullptr;
   request->stream = segment.stream;
-  request->pool = device_of(index).pools.id_of(segment.pool);
-  return true;
+  request->pool = device->pools.id_of(segment.pool);
+  return device;
 }
 
-void CudaAllocator::note_free(c10::DeviceIndex index, const void* address) {
+void CudaAllocator::note_free(const void* address) {
   CudaHistory::Request request = {nullptr, {0, 0}, history_.gather(CudaHistory::When::ALL)};
   tencache_gpu_block block = {};
-  if (find_recorded(index, address, &block, &request)) history_.note_free(index, block, request);
+  if (const Device* const device = find_recorded(address, &block, &request)) {
+    history_.note_free(device->index, block, request);
+  }
 }
 
 void CudaAllocator::note_core_event(void* device, int event, uintptr_t address, uint64_t bytes) {
   const auto* const of = static_cast<const Device*>(device);
-  of->history->note_core_event(of->index, event, address, bytes);
-  of->trackers->note_core_event(of->index, event, address, bytes);
+  of->allocator->history_.note_core_event(of->index, event, address, bytes);
+  of->allocator->trackers_.note_core_event(of->index, event, address, bytes);
 }
 
 // Null, with *error filled, on failure.
@@ -287,8 +291,7 @@ void CudaAllocator::report_use(c10::DeviceIndex index, void* address, int64_t by
 
 void CudaAllocator::raw_delete(void* address) {
   if (address == nullptr) return;
-  c10::DeviceIndex index = 0;
-  Device* const device = find_device(address, &index);
+  Device* const device = find_device(address);
   TORCH_CHECK(device != nullptr, "invalid device pointer: ", address);
   const c10::impl::PyInterpreter* const trace = c10::impl::GPUTrace::get_trace();
   if (trace != nullptr) [[unlikely]] {
@@ -301,22 +304,21 @@ void CudaAllocator::raw_delete(void* address) {
     tencache_gpu_find(gpu, address, &block, nullptr);
   }
   if (history_.is_on()) [[unlikely]] {
-    note_free(index, address);
+    note_free(address);
   }
   device->pools.note_free(address);
   tencache_gpu_free(gpu, address);
   if (is_profiled) [[unlikely]] {
-    report_use(index, address, -static_cast<int64_t>(block.bytes));
+    report_use(device->index, address, -static_cast<int64_t>(block.bytes));
   }
 }
 
 void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) {
   // Empty tensors have no memory, and other allocators' memory is not ours to keep.
   if (pointer.get() == nullptr || pointer.get_deleter() != &delete_raw) return;
-  c10::DeviceIndex index = 0;
-  const Device* const device = find_device(pointer.get(), &index);
+  const Device* const device = find_device(pointer.get());
   TORCH_CHECK(device != nullptr, "invalid device pointer: ", pointer.get());
-  if (stream.device_index() != index) {
+  if (stream.device_index() != device->index) {
     throw_unsupported("record_stream with a stream of another GPU",
                       "tencache tracks the use of memory only in streams of the GPU that holds it.",
                       "Copy the tensor to the GPU of that stream first.");

@@ -142,9 +142,8 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
     c10::DeviceIndex index = 0;
-    CudaHistory* history = nullptr;       // the allocator's
-    SegmentTrackers* trackers = nullptr;  // likewise
-    double fraction = 1.0;                // guarded by mutex_
+    CudaAllocator* allocator = nullptr;  // whose device it is
+    double fraction = 1.0;               // guarded by mutex_
     CudaPools pools;
     // Counts since the last reset.
     std::atomic<int64_t> retry_count{0};
@@ -156,7 +155,7 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   Device& device_of(c10::DeviceIndex index);
   tencache_gpu* gpu_of(c10::DeviceIndex index);
   tencache_gpu* open_slow(c10::DeviceIndex index);
-  Device* find_device(const void* address, c10::DeviceIndex* index = nullptr);
+  Device* find_device(const void* address);
   void* malloc(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
   void* try_malloc(Device& device, size_t bytes, cudaStream_t stream, tencache_error* error);
   void* malloc_unrecorded(c10::DeviceIndex index, size_t bytes, cudaStream_t stream);
@@ -167,10 +166,10 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   bool drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only);
   [[noreturn]] void fail(c10::DeviceIndex index, size_t bytes, const tencache_error& error);
   static void note_core_event(void* device, int event, uintptr_t address, uint64_t bytes);
-  bool find_recorded(c10::DeviceIndex index, const void* address, tencache_gpu_block* block,
-                     CudaHistory::Request* request);
-  void note_allocation(c10::DeviceIndex index, const void* address, CudaHistory::Request request);
-  void note_free(c10::DeviceIndex index, const void* address);
+  const Device* find_recorded(const void* address, tencache_gpu_block* block,
+                              CudaHistory::Request* request);
+  void note_allocation(const void* address, CudaHistory::Request request);
+  void note_free(const void* address);
   void snapshot_of(c10::DeviceIndex index, const c10::MempoolId_t& pool,
                    cuda_api::SnapshotInfo* info);
   void empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool);

@@ -82,7 +82,7 @@ cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
     context = history_.gather(CudaHistory::When::STATE);
     for (void* address : pools.alive_in(wanted->pool())) {
       auto& [block, request] = before.emplace_back();
-      find_recorded(device, address, &block, &request);
+      find_recorded(address, &block, &request);
       block.is_shared = 0;  // the core waits for other streams at once
     }
   }
@@ -91,7 +91,7 @@ cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
   cuda_api::CheckpointDelta delta;
   delta.ptrs_freed = restored.freed;
   for (void* address : restored.allocated) {
-    if (history_.is_on()) note_allocation(device, address, {nullptr, {0, 0}, context});
+    if (history_.is_on()) note_allocation(address, {nullptr, {0, 0}, context});
     delta.dataptrs_allocd.emplace_back(address, address, &delete_raw,
                                        c10::Device(c10::DeviceType::CUDA, device));
   }
@@ -171,12 +171,9 @@ void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker 
 void CudaAllocator::attachOomRejectionObserver(cuda_api::OomRejectionObserver) {}
 
 std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {
-  c10::DeviceIndex index = 0;
   tencache_gpu_block block = {};
   CudaHistory::Request request;
-  if (find_device(address, &index) == nullptr || !find_recorded(index, address, &block, &request)) {
-    return nullptr;
-  }
+  if (find_recorded(address, &block, &request) == nullptr) return nullptr;
   return history_.context_of_block(block.address);
 }
 #endif
@@ -190,14 +187,12 @@ c10::DataPtr CudaAllocator::allocateWithAddress(size_t, void*) {
 
 #if TENCACHE_TORCH_SINCE(14)
 void CudaAllocator::annotateMemory(const void* address, const std::string& metadata) {
-  c10::DeviceIndex index = 0;
   tencache_gpu_block block = {};
   CudaHistory::Request request;
-  if (find_device(address, &index) == nullptr || !find_recorded(index, address, &block, &request)) {
-    return;
-  }
+  const Device* const device = find_recorded(address, &block, &request);
+  if (device == nullptr) return;
   request.context = history_.gather(CudaHistory::When::ALLOC);
-  history_.note_remark(index, block, request, metadata);
+  history_.note_remark(device->index, block, request, metadata);
 }
 #endif
 

@@ -102,10 +102,8 @@ void CudaHistory::note_core_event(c10::DeviceIndex device, int event, uintptr_t 
   if (!is_on()) return;
   const std::lock_guard lock(mutex_);
   if (event == TENCACHE_FREE_COMPLETED) {
-    const auto found = blocks_.find(address);
-    const Request request = found != blocks_.end() ? found->second : Request{};
-    add(device, Entry::FREE_COMPLETED, address, bytes, request);
-    if (found != blocks_.end()) blocks_.erase(found);
+    const auto freed = blocks_.extract(address);
+    add(device, Entry::FREE_COMPLETED, address, bytes, freed.empty() ? Request{} : freed.mapped());
     return update_is_on();
   }
   const Request request = current_request != nullptr ? *current_request : Request{};
@@ -114,11 +112,10 @@ void CudaHistory::note_core_event(c10::DeviceIndex device, int event, uintptr_t 
     segments_[address] = request;
     return;
   }
-  const auto made = segments_.find(address);
-  Request gone = made != segments_.end() ? made->second : Request{};
+  const auto made = segments_.extract(address);
+  Request gone = made.empty() ? Request{} : made.mapped();
   gone.context = request.context;
   add(device, Entry::SEGMENT_FREE, address, bytes, gone);
-  if (made != segments_.end()) segments_.erase(made);
 }
 
 void CudaHistory::note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes) {

@@ -7,7 +7,6 @@
 #include <c10/util/Exception.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -30,18 +29,10 @@ bool has_doors = false;                              // guarded by install_mutex
 PinnedAllocator* the_pinned_allocator = nullptr;     // likewise; once made, never destroyed
 std::atomic<CudaAllocator*> the_allocator{nullptr};  // likewise, but any thread reads it
 
-int fail(int code, const std::string& message, tencache_error* error) {
-  if (error != nullptr) {
-    error->code = code;
-    std::snprintf(error->message, sizeof error->message, "%s", message.c_str());
-  }
-  return code;
-}
-
 int test_layouts(tencache_error* error) {
   const std::string difference = why_cuda_layouts_differ();
   if (difference.empty()) return TENCACHE_OK;
-  return fail(TENCACHE_FAILED_PRECONDITION, layout_refusal(difference), error);
+  return refuse(layout_refusal(difference), error);
 }
 
 // Starts the runtime, the hooks and the allocator, but no doors. REQUIRES: install_mutex is held.
@@ -50,11 +41,10 @@ int start(tencache_error* error) {
   const int code = tencache_torch_install(error);
   if (code != TENCACHE_OK) return code;
   if (std::strcmp(tencache_backend(), "cuda") != 0) {
-    return fail(TENCACHE_FAILED_PRECONDITION,
-                std::string("tencache is enabled with backend=") + tencache_backend() +
-                    " in this process, and keeps no memory of GPUs; enable it once, with "
-                    "backend=cuda.",
-                error);
+    return refuse(std::string("tencache is enabled with backend=") + tencache_backend() +
+                      " in this process, and keeps no memory of GPUs; enable it once, with "
+                      "backend=cuda.",
+                  error);
   }
   the_allocator.store(new CudaAllocator(torch_cuda_calls(), &tencache_open_gpu));
   return TENCACHE_OK;
@@ -67,7 +57,7 @@ int install(tencache_error* error) {
   int code = test_layouts(error);
   if (code != TENCACHE_OK) return code;
   const std::string reason = why_no_cuda_doors(torch_cuda_calls());
-  if (!reason.empty()) return fail(TENCACHE_FAILED_PRECONDITION, reason, error);
+  if (!reason.empty()) return refuse(reason, error);
   code = start(error);
   if (code != TENCACHE_OK) return code;
   if (the_pinned_allocator == nullptr) {
@@ -111,8 +101,8 @@ int tencache_torch_cuda_install(tencache_error* error) {
   try {
     return install(error);
   } catch (const std::exception& failure) {
-    return fail(TENCACHE_FAILED_PRECONDITION,
-                std::string("PyTorch refused tencache's CUDA allocator: ") + failure.what(), error);
+    return refuse(std::string("PyTorch refused tencache's CUDA allocator: ") + failure.what(),
+                  error);
   }
 }
 

@@ -94,9 +94,14 @@ bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, v
     const SegmentTrackers::Scope scope(wanted->id);
     *address = tencache_gpu_allocate_in_pool(gpu, number, bytes, stream, error);
   }
+  const std::exception_ptr failure = SegmentTrackers::take_failure();
+  if (failure != nullptr && *address != nullptr) {
+    tencache_gpu_free(gpu, std::exchange(*address, nullptr));
+  }
   const std::lock_guard lock(mutex_);
   Pool& chosen = pool(wanted->id);
   --chosen.allocating_count;
+  if (failure != nullptr) std::rethrow_exception(failure);
   if (*address != nullptr) note_alive(*address, wanted->id);
   return true;
 }
@@ -114,12 +119,11 @@ void CudaPools::note_free(void* address) {
 }
 
 void CudaPools::forget(void* address) {
-  const auto found = pool_of_.find(address);
-  if (found == pool_of_.end()) return;
+  const auto gone = pool_of_.extract(address);
+  if (gone.empty()) return;
   // If the core has dropped the pool meanwhile, nothing in it was alive.
-  if (const auto of = pools_.find(found->second); of != pools_.end())
+  if (const auto of = pools_.find(gone.mapped()); of != pools_.end())
     of->second.alive.erase(address);
-  pool_of_.erase(found);
   alive_count_.store(pool_of_.size(), std::memory_order_relaxed);
 }
 
@@ -177,6 +181,7 @@ bool CudaPools::drop_released(tencache_gpu* gpu, const Id& only,
   }
   for (const auto& [id, number] : dropping) {
     const bool is_gone = failure == nullptr && tencache_gpu_drop_pool(gpu, number) != 0;
+    if (failure == nullptr) failure = SegmentTrackers::take_failure();
     const std::lock_guard lock(mutex_);
     if (is_gone) {
       pools_.erase(id);

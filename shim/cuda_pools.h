@@ -63,7 +63,7 @@ class CudaPools {
   bool is_routing() const { return route_count_.load(std::memory_order_relaxed) > 0; }
 
   /// Allocates from the pool that this stream's allocations are routed to. False if there is none;
-  /// true with *address set, or null and *error filled.
+  /// true with *address set, or null and *error filled. Throws what a tracker of segments throws.
   bool allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, void** address,
                 tencache_error* error);
   /// Call for every free; costs one relaxed load while no pool has an allocation.
@@ -81,7 +81,7 @@ class CudaPools {
 
   /// Gives back the memory of released pools in which nothing is alive: of all, or of the one with
   /// that id. Calls `await_device`, which may throw, once nothing more can be freed in them.
-  /// Returns false, and calls nothing, if there is no such pool.
+  /// Returns false, and calls nothing, if there is no such pool. Throws what a tracker throws, too.
   bool drop_released(tencache_gpu* gpu, const Id& only, const std::function<void()>& await_device);
 
   /// The pool's allocations that are alive.

@@ -3,10 +3,10 @@
 
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdlib>
 #include <exception>
 #include <string_view>
@@ -51,12 +51,6 @@ constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_A
                                                "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"};
 // What the process groups take as yes. They refuse a value that is neither yes nor no.
 constexpr std::array kYes = {"y", "yes", "1", "t", "true"};
-
-std::string in_lower_case(std::string text) {
-  for (char& letter : text)
-    letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  return text;
-}
 
 // Whether the value asks for what tencache does anyway.
 bool asks_for_nothing(const std::string& value) { return value == "False" || value == "native"; }
@@ -112,7 +106,8 @@ std::string ignored_settings() {
 bool is_all_memory_registered() {
   return std::ranges::any_of(kRegistrationVariables, [](const char* name) {
     const char* const value = std::getenv(name);
-    return value != nullptr && std::ranges::find(kYes, in_lower_case(value)) != kYes.end();
+    return value != nullptr &&
+           std::ranges::any_of(kYes, [&](const char* yes) { return strcasecmp(value, yes) == 0; });
   });
 }
 

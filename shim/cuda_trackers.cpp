@@ -13,6 +13,7 @@ namespace {
 using Entry = c10::CachingDeviceAllocator::TraceEntry;
 
 thread_local c10::MempoolId_t current_pool = {0, 0};
+thread_local std::exception_ptr tracker_failure;
 
 }  // namespace
 
@@ -33,12 +34,10 @@ std::optional<c10::MempoolId_t> SegmentTrackers::note_pool(int event, uintptr_t 
     segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
     return current_pool;
   }
-  const auto found = pool_of_.find(address);
-  if (found == pool_of_.end()) return std::nullopt;
-  const c10::MempoolId_t pool = found->second;
-  pool_of_.erase(found);
+  const auto gone = pool_of_.extract(address);
+  if (gone.empty()) return std::nullopt;
   segment_count_.store(pool_of_.size(), std::memory_order_relaxed);
-  return pool;
+  return gone.mapped();
 }
 
 void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintptr_t address,
@@ -57,7 +56,15 @@ void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintpt
   }
   const auto action = is_made ? Entry::SEGMENT_ALLOC : Entry::SEGMENT_FREE;
   const Entry entry(action, device, address, bytes, nullptr, *pool, c10::getApproximateTime());
-  for (const Tracker& tracker : trackers) tracker(entry);
+  try {
+    for (const Tracker& tracker : trackers) tracker(entry);
+  } catch (...) {
+    tracker_failure = std::current_exception();
+  }
+}
+
+std::exception_ptr SegmentTrackers::take_failure() {
+  return std::exchange(tracker_failure, nullptr);
 }
 
 }  // namespace tencache::shim

@@ -12,13 +12,15 @@
 // too, because it finds those in a snapshot.
 //
 // Threads: any. Trackers are called on the thread that caused the event, without a lock of ours;
-// the core holds none for segments either.
+// the core holds none for segments either. What a tracker throws does not pass through the core:
+// the thread takes it afterwards.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -45,6 +47,8 @@ class SegmentTrackers {
   void attach(Tracker tracker);
   /// `event` is TENCACHE_SEGMENT_MADE and so on; costs one relaxed load while no pool has memory.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
+  /// What a tracker threw on this thread since the last call; null if none did.
+  static std::exception_ptr take_failure();
 
  private:
   // The pool of the segment that was made or goes; none for common memory.

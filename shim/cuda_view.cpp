@@ -12,15 +12,6 @@ using c10::CachingAllocator::StatType;
 
 Stat& of_kind(StatArray& stats, StatType kind) { return stats[static_cast<size_t>(kind)]; }
 
-Stat converted(const tencache_gpu_count& count) {
-  Stat stat;
-  stat.current = static_cast<int64_t>(count.current);
-  stat.peak = static_cast<int64_t>(count.peak);
-  stat.allocated = static_cast<int64_t>(count.added);
-  stat.freed = static_cast<int64_t>(count.removed);
-  return stat;
-}
-
 struct Walk {
   c10::DeviceIndex device;
   const c10::MempoolId_t& only;
@@ -55,14 +46,23 @@ void visit(void* context, const tencache_gpu_segment* seen) {
 
 }  // namespace
 
+Stat cuda_stat(const tencache_gpu_count& count) {
+  Stat stat;
+  stat.current = static_cast<int64_t>(count.current);
+  stat.peak = static_cast<int64_t>(count.peak);
+  stat.allocated = static_cast<int64_t>(count.added);
+  stat.freed = static_cast<int64_t>(count.removed);
+  return stat;
+}
+
 DeviceStats cuda_stats(const tencache_gpu* gpu) {
   tencache_gpu_stats from;
   tencache_gpu_get_stats(gpu, &from);
   DeviceStats to;
   const auto set_all = [&](StatArray& stats, tencache_gpu_count tencache_gpu_uses::*count) {
-    of_kind(stats, StatType::AGGREGATE) = converted(from.all.*count);
-    of_kind(stats, StatType::SMALL_POOL) = converted(from.small.*count);
-    of_kind(stats, StatType::LARGE_POOL) = converted(from.large.*count);
+    of_kind(stats, StatType::AGGREGATE) = cuda_stat(from.all.*count);
+    of_kind(stats, StatType::SMALL_POOL) = cuda_stat(from.small.*count);
+    of_kind(stats, StatType::LARGE_POOL) = cuda_stat(from.large.*count);
   };
   set_all(to.allocation, &tencache_gpu_uses::allocations);
   set_all(to.allocated_bytes, &tencache_gpu_uses::bytes);

@@ -20,6 +20,9 @@ namespace tencache::shim {
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 using SegmentInfo = c10::CachingDeviceAllocator::SegmentInfo;
 
+/// A count of the core as a figure of PyTorch.
+c10::CachingAllocator::Stat cuda_stat(const tencache_gpu_count& count);
+
 /// The core's counts, without the shim's own.
 DeviceStats cuda_stats(const tencache_gpu* gpu);
 

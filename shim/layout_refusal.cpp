@@ -4,6 +4,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <cstdio>
 
 namespace tencache::shim {
 
@@ -27,6 +28,14 @@ std::string layout_refusal(const std::string& difference) {
          "tencache's source folder: `pip install -r requirements/build.txt && "
          "pip install --no-build-isolation --force-reinstall --no-deps .`; or install "
          "torch " TENCACHE_TORCH_VERSION ".";
+}
+
+int refuse(const std::string& message, tencache_error* error) {
+  if (error != nullptr) {
+    error->code = TENCACHE_FAILED_PRECONDITION;
+    std::snprintf(error->message, sizeof error->message, "%s", message.c_str());
+  }
+  return TENCACHE_FAILED_PRECONDITION;
 }
 
 }  // namespace tencache::shim

@@ -6,10 +6,6 @@
 // the core exists only where the gate can see it.
 //
 // Threads: install holds a lock; the other functions take none of their own.
-#include <torch/version.h>
-
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -28,10 +24,6 @@
 #include "tensor_walk.h"
 #include "thread_state.h"
 
-#ifndef TENCACHE_TORCH_VERSION
-#define TENCACHE_TORCH_VERSION TORCH_VERSION
-#endif
-
 namespace tencache::shim {
 namespace {
 
@@ -40,18 +32,9 @@ std::mutex install_mutex;
 bool is_installed = false;
 std::string* refusal = nullptr;  // why PyTorch refused a door; never destroyed
 
-void set_error(tencache_error* error, int code, const char* message) {
-  if (error == nullptr) return;
-  error->code = code;
-  std::snprintf(error->message, sizeof(error->message), "%s", message);
-}
-
 int install(tencache_error* error) {
   const std::string difference = why_layouts_differ();
-  if (!difference.empty()) {
-    set_error(error, TENCACHE_FAILED_PRECONDITION, layout_refusal(difference).c_str());
-    return TENCACHE_FAILED_PRECONDITION;
-  }
+  if (!difference.empty()) return refuse(layout_refusal(difference), error);
   tencache_set_arm_callback(&arm_gate_hooks);
   tencache_set_poll_callback(&poll_collectives);
   const int code = tencache_start(error);
@@ -109,12 +92,10 @@ int tencache_torch_install(tencache_error* error) {
       refusal = new std::string(failure.what());
     }
   }
-  set_error(error, TENCACHE_FAILED_PRECONDITION,
-            ("PyTorch refused a kernel or callback of tencache, which is therefore off in this "
-             "process: " +
-             *refusal)
-                .c_str());
-  return TENCACHE_FAILED_PRECONDITION;
+  return refuse(
+      "PyTorch refused a kernel or callback of tencache, which is therefore off in this process: " +
+          *refusal,
+      error);
 }
 
 void tencache_torch_open(const char* name, const void* const* addresses, const char* modes,
@@ -134,11 +115,7 @@ void tencache_torch_close_to(uint32_t depth) {
 
 size_t tencache_torch_describe_json(char* buffer, size_t bytes) {
   const std::string json = describe();
-  if (bytes > 0) {
-    const size_t length = std::min(json.size(), bytes - 1);
-    std::memcpy(buffer, json.data(), length);
-    buffer[length] = '\0';
-  }
+  if (bytes > 0) buffer[json.copy(buffer, bytes - 1)] = '\0';
   return json.size() + 1;
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -70,6 +71,7 @@ std::string plan_argument(const c10::Argument& argument, size_t index, SplitPlan
   const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
   if (is_list_of(type, c10::TypeKind::TensorType)) {
     plan->arguments.push_back(ArgumentRole::kTensorList);
+    plan->tensor_lists.push_back(index);
     plan->writes_lists = plan->writes_lists || is_written;
     if (is_written && argument.kwarg_only()) plan->out_arguments.push_back(index);
   } else if (is_list_of(type, c10::TypeKind::NumberType)) {
@@ -116,7 +118,7 @@ class ChunkFinder {
 
   /// The ends of the chunks, in order. Each chunk holds at least one position.
   std::vector<size_t> find(uint64_t bytes_max) {
-    const size_t length = arguments_[plan_.leading_argument].toListRef().size();
+    const size_t length = arguments_[plan_.tensor_lists.front()].toListRef().size();
     const uint64_t whole_bytes = bytes_of_whole_tensors();
     std::vector<size_t> ends;
     uint64_t bytes = whole_bytes;
@@ -145,8 +147,7 @@ class ChunkFinder {
 
   uint64_t add_position(size_t position) {
     uint64_t bytes = 0;
-    for (size_t index = 0; index < plan_.arguments.size(); ++index) {
-      if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+    for (const size_t index : plan_.tensor_lists) {
       const auto list = arguments_[index].toListRef();
       if (!list.empty()) bytes += bytes_if_new(list[position]);
     }
@@ -200,7 +201,7 @@ bool out_overlaps(const SplitPlan& plan, Values arguments) {
 // Whether the values meet the rules that the schema cannot express. If not, the stock kernel gets
 // the call unchanged and raises its own errors.
 bool values_fit(const SplitPlan& plan, Values arguments) {
-  const size_t length = arguments[plan.leading_argument].toListRef().size();
+  const size_t length = arguments[plan.tensor_lists.front()].toListRef().size();
   if (length < 2) return false;
   for (size_t index = 0; index < plan.arguments.size(); ++index) {
     const c10::IValue& value = arguments[index];
@@ -265,37 +266,14 @@ torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t 
   return chunk;
 }
 
-// While it lives, the runtime knows what the chunks of a call access.
-class Expectation {
- public:
-  explicit Expectation(const AccessList& accesses) {
-    tencache_expect(accesses.data(), accesses.count());
+// From now on the thread changes tensors in place and is refused no memory. Throws an out-of-memory
+// error where the disk would make the call exceed the budget.
+void begin_in_place(const AccessList& accesses) {
+  tencache_error error;
+  if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {
+    throw_out_of_memory(error);
   }
-  ~Expectation() { tencache_expect(nullptr, 0); }
-  Expectation(const Expectation&) = delete;
-  Expectation& operator=(const Expectation&) = delete;
-};
-
-// While it lives, the thread changes tensors in place and is refused no memory. The constructor
-// throws an out-of-memory error where the disk would make the call exceed the budget.
-class InPlaceScope {
- public:
-  InPlaceScope(bool is_in_place, const AccessList& accesses) : is_in_place_(is_in_place) {
-    if (!is_in_place) return;
-    tencache_error error;
-    if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {
-      throw_out_of_memory(error);
-    }
-  }
-  ~InPlaceScope() {
-    if (is_in_place_) tencache_end_in_place();
-  }
-  InPlaceScope(const InPlaceScope&) = delete;
-  InPlaceScope& operator=(const InPlaceScope&) = delete;
-
- private:
-  const bool is_in_place_;
-};
+}
 
 // The kernel of one split operator.
 class ListSplitKernel final : public c10::OperatorKernel {
@@ -313,7 +291,10 @@ class ListSplitKernel final : public c10::OperatorKernel {
     const auto arguments = torch::jit::last(*stack, count);
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, {arguments.data(), arguments.size()}, accesses);
-    const InPlaceScope in_place(plan_.writes_lists, accesses);
+    if (plan_.writes_lists) begin_in_place(accesses);
+    const auto end_in_place = c10::make_scope_exit([this] {
+      if (plan_.writes_lists) tencache_end_in_place();
+    });
     const uint64_t bytes_max = tencache_chunk_bytes();
     if (tencache_distinct_bytes(accesses.data(), accesses.count()) <= bytes_max ||
         !values_fit(plan_, arguments)) {
@@ -335,7 +316,10 @@ class ListSplitKernel final : public c10::OperatorKernel {
     calls_cut.fetch_add(1, std::memory_order_relaxed);
     chunks_made.fetch_add(ends.size(), std::memory_order_relaxed);
     std::vector<c10::List<at::Tensor>> joined(plan_.returns.size());
-    const Expectation expectation(accesses_by_position(arguments));
+    // Until the call ends, the runtime knows what its chunks access.
+    const AccessList& expected = accesses_by_position(arguments);
+    tencache_expect(expected.data(), expected.count());
+    const auto forget = c10::make_scope_exit([] { tencache_expect(nullptr, 0); });
     size_t begin = 0;
     for (const size_t end : ends) {
       torch::jit::Stack chunk = cut_arguments(plan_, arguments, begin, end);
@@ -358,10 +342,9 @@ class ListSplitKernel final : public c10::OperatorKernel {
   // The lists' tensors in the order in which chunks name them.
   const AccessList& accesses_by_position(Values arguments) const {
     AccessList& accesses = cleared_thread_accesses();
-    const size_t length = arguments[plan_.leading_argument].toListRef().size();
+    const size_t length = arguments[plan_.tensor_lists.front()].toListRef().size();
     for (size_t position = 0; position < length; ++position) {
-      for (size_t index = 0; index < arguments.size(); ++index) {
-        if (plan_.arguments[index] != ArgumentRole::kTensorList) continue;
+      for (const size_t index : plan_.tensor_lists) {
         const auto list = arguments[index].toListRef();
         if (!list.empty()) add_value(list[position], TENCACHE_READ, accesses);
       }
@@ -399,10 +382,10 @@ bool is_candidate(const c10::FunctionSchema& schema) {
   const bool has_prefix = name.starts_with("aten::_foreach_") ||
                           name.starts_with("aten::_fused_") ||
                           name.starts_with("aten::_amp_foreach_");
-  return has_prefix && std::any_of(schema.arguments().begin(), schema.arguments().end(),
-                                   [](const c10::Argument& argument) {
-                                     return is_list_of(*argument.type(), c10::TypeKind::TensorType);
-                                   });
+  const auto is_tensor_list = [](const c10::Argument& argument) {
+    return is_list_of(*argument.type(), c10::TypeKind::TensorType);
+  };
+  return has_prefix && std::ranges::any_of(schema.arguments(), is_tensor_list);
 }
 
 // install_list_split() fills it; constant afterwards and never destroyed.
@@ -441,10 +424,7 @@ std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan) 
     std::string reason = plan_argument(schema.arguments()[index], index, plan);
     if (!reason.empty()) return reason;
   }
-  const auto leading =
-      std::find(plan->arguments.begin(), plan->arguments.end(), ArgumentRole::kTensorList);
-  if (leading == plan->arguments.end()) return "has no Tensor[] argument";
-  plan->leading_argument = static_cast<size_t>(leading - plan->arguments.begin());
+  if (plan->tensor_lists.empty()) return "has no Tensor[] argument";
   for (const c10::Argument& result : schema.returns()) {
     std::string reason = plan_return(schema, result, plan);
     if (!reason.empty()) return reason;
@@ -457,9 +437,7 @@ void install_list_split() {
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();
-  std::sort(names.begin(), names.end(), [](const auto& left, const auto& right) {
-    return c10::toString(left) < c10::toString(right);
-  });
+  std::ranges::sort(names, {}, [](const c10::OperatorName& name) { return c10::toString(name); });
   for (const c10::OperatorName& name : names) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (op.has_value() && is_candidate(op->schema())) install_one(*library, *op);

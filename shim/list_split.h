@@ -47,7 +47,7 @@ struct ReturnRole {
 struct SplitPlan {
   std::vector<ArgumentRole> arguments;
   std::vector<ReturnRole> returns;
-  size_t leading_argument = 0;        // the first Tensor[]: its length counts
+  std::vector<size_t> tensor_lists;   // each Tensor[]; the length of the first one counts
   std::vector<size_t> out_arguments;  // each Tensor[] that is written after everything is read
   bool writes_lists = false;          // tensors of the lists, "out" ones included
 };

@@ -71,7 +71,7 @@ Table& table() {
 
 template <size_t kCount>
 bool contains(const std::array<std::string_view, kCount>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 void collect_symbols(const c10::AliasInfo& alias, SymbolSet* symbols) {
@@ -83,17 +83,15 @@ void collect_symbols(const c10::AliasInfo& alias, SymbolSet* symbols) {
 }
 
 bool writes(const c10::AliasInfo& alias) {
-  return alias.isWrite() ||
-         std::any_of(alias.containedTypes().begin(), alias.containedTypes().end(), writes);
+  return alias.isWrite() || std::ranges::any_of(alias.containedTypes(), writes);
 }
 
 // Whether the operator returns the argument as an alias, that is, a view of it.
 bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
   SymbolSet symbols;
   collect_symbols(alias, &symbols);
-  return std::any_of(symbols.begin(), symbols.end(), [&returned](const c10::Symbol& symbol) {
-    return returned.count(symbol) != 0;
-  });
+  return std::ranges::any_of(symbols,
+                             [&](c10::Symbol symbol) { return returned.contains(symbol); });
 }
 
 // With a size, set_() might have to allocate and to copy.
@@ -118,10 +116,9 @@ uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argum
 }
 
 bool returns_custom_class(const c10::FunctionSchema& schema) {
-  const auto is_class = [](const c10::Argument& result) {
+  return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
     return result.type()->kind() == c10::TypeKind::ClassType;
-  };
-  return std::any_of(schema.returns().begin(), schema.returns().end(), is_class);
+  });
 }
 
 class DeregistrationListener final : public c10::OpRegistrationListener {
@@ -163,9 +160,8 @@ bool may_hold_tensors(const c10::Type& type) {
     default: {
       // The gate cannot see tensors inside a custom class.
       if (type.kind() == c10::TypeKind::ClassType) return false;
-      const auto inner = type.containedTypes();
-      return std::any_of(inner.begin(), inner.end(),
-                         [](const c10::TypePtr& each) { return may_hold_tensors(*each); });
+      return std::ranges::any_of(type.containedTypes(),
+                                 [](const c10::TypePtr& each) { return may_hold_tensors(*each); });
     }
   }
 }

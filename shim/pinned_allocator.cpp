@@ -2,11 +2,13 @@
 #include "pinned_allocator.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <string>
 
 #include "cuda_errors.h"
+#include "cuda_view.h"
 
 namespace tencache::shim {
 namespace {
@@ -14,15 +16,6 @@ namespace {
 std::atomic<PinnedAllocator*> g_pinned_allocator{nullptr};
 
 constexpr int64_t kNsPerUs = 1000;
-
-at::Stat as_stat(const tencache_gpu_count& count) {
-  at::Stat stat;
-  stat.current = static_cast<int64_t>(count.current);
-  stat.peak = static_cast<int64_t>(count.peak);
-  stat.allocated = static_cast<int64_t>(count.added);
-  stat.freed = static_cast<int64_t>(count.removed);
-  return stat;
-}
 
 std::string text_of(const c10::MempoolId_t& id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
@@ -200,23 +193,31 @@ void* PinnedAllocator::allocate_in_pool(const c10::MempoolId_t& id, size_t bytes
 // Does nothing while allocations are routed to a pool: that may be a graph capture, which forbids
 // waiting for its device. Returns whether there was a pool to drop.
 bool PinnedAllocator::drop_released_pools() {
-  std::vector<Pool> released;
+  std::map<c10::MempoolId_t, Pool> released;
   {
     const std::lock_guard lock(mutex_);
     if (!routes_.empty()) return false;
     std::erase_if(pools_, [&](const auto& entry) {
       const Pool& pool = entry.second;
       if (pool.user_count > 0 || pool.allocating_count > 0) return false;
-      released.push_back(pool);
+      released.insert(entry);
       return true;
     });
   }
+  if (released.empty()) return false;
+  // Where a device cannot be waited for, its pools and those after it stay.
+  const auto put_back = c10::make_scope_exit([&] {
+    const std::lock_guard lock(mutex_);
+    pools_.merge(released);
+  });
   tencache_pinned* const memory = pinned_.load(std::memory_order_acquire);
-  for (const Pool& pool : released) {
+  while (!released.empty()) {
+    const Pool& pool = released.begin()->second;
     calls_.synchronize(pool.device);
     tencache_pinned_drop_pool(memory, pool.number);
+    released.erase(released.begin());
   }
-  return !released.empty();
+  return true;
 }
 
 // Figures.
@@ -227,10 +228,10 @@ at::HostStats PinnedAllocator::get_stats() {
   if (memory == nullptr) return stats;  // not used yet
   tencache_pinned_stats figures;
   tencache_pinned_get_stats(memory, &figures);
-  stats.active_requests = as_stat(figures.allocations);
-  stats.active_bytes = as_stat(figures.bytes);
-  stats.allocations = as_stat(figures.mapped_count);
-  stats.allocated_bytes = as_stat(figures.mapped_bytes);
+  stats.active_requests = cuda_stat(figures.allocations);
+  stats.active_bytes = cuda_stat(figures.bytes);
+  stats.allocations = cuda_stat(figures.mapped_count);
+  stats.allocated_bytes = cuda_stat(figures.mapped_bytes);
   stats.host_alloc_time.total = static_cast<int64_t>(figures.pin_ns) / kNsPerUs;
   stats.host_alloc_time.max = static_cast<int64_t>(figures.pin_ns_max) / kNsPerUs;
   stats.host_alloc_time.min = static_cast<int64_t>(figures.pin_ns_min) / kNsPerUs;

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "vtables.h"
 
-#include <cxxabi.h>
+#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <link.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 
 namespace tencache::shim {
 namespace {
@@ -31,10 +29,6 @@ int search_code(dl_phdr_info* library, size_t /*bytes*/, void* data) {
   }
   return search->is_code ? 1 : 0;
 }
-
-struct Free {
-  void operator()(char* text) const { std::free(text); }
-};
 
 bool is_code(const void* address) {
   CodeSearch search = {reinterpret_cast<uintptr_t>(address), false};
@@ -67,10 +61,7 @@ Slots slots_of_object(const void* object) {
 std::string name_of_function(const void* function) {
   Dl_info found = {};
   if (dladdr(function, &found) == 0 || found.dli_saddr != function) return {};
-  int status = 0;
-  const std::unique_ptr<char, Free> name(
-      abi::__cxa_demangle(found.dli_sname, nullptr, nullptr, &status));
-  return status == 0 ? name.get() : found.dli_sname;
+  return c10::demangle(found.dli_sname);
 }
 
 std::string why_slots_differ(const char* class_name, Slots loaded, size_t count,

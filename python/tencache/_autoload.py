@@ -171,24 +171,35 @@ def why_not_loaded(environment: Mapping[str, str]) -> str | None:
 
 def is_launcher(command: Sequence[str]) -> bool:
     """Whether this command line (sys.orig_argv) starts a process that holds no tensors."""
-    arguments = iter(command[1:])
-    for argument in arguments:
-        if argument.startswith("--"):
+    kind, text = what_runs(command[1:])
+    if kind == "c":
+        return _is_inductor_trial(text)
+    if kind == "m":
+        return text in _LAUNCHER_MODULES
+    script = Path(text)
+    return script.name in _LAUNCHER_SCRIPTS or any(
+        script.parts[-len(parts) :] == parts for parts in _INDUCTOR_SCRIPTS
+    )
+
+
+def what_runs(arguments: Sequence[str]) -> tuple[str, str]:
+    """What a Python runs by its arguments: ("m", a module), ("c", code) or ("script", a path).
+
+    Two empty texts if they tell nothing.
+    """
+    words = iter(arguments)
+    for word in words:
+        if word.startswith("--"):
             continue
-        if not argument.startswith("-"):
-            script = Path(argument)
-            return script.name in _LAUNCHER_SCRIPTS or any(
-                script.parts[-len(parts) :] == parts for parts in _INDUCTOR_SCRIPTS
-            )
+        if not word.startswith("-"):
+            return "script", word
         # Letters may be joined: -um torch.distributed.run, -mtorch.distributed.run.
-        letter, value = _option_with_value(argument[1:])
+        letter, value = _option_with_value(word[1:])
         if letter and not value:
-            value = next(arguments, "")
-        if letter == "c":
-            return _is_inductor_trial(value)
-        if letter == "m":
-            return value in _LAUNCHER_MODULES
-    return False
+            value = next(words, "")
+        if letter in ("c", "m"):
+            return letter, value
+    return "", ""
 
 
 def _is_inductor_trial(code: str) -> bool:

@@ -50,8 +50,8 @@ def settle(library: Core) -> None:
     backend = library.option_text("backend")
     if backend == CPU:
         return
-    served, reason = is_served(library.doctor()["gpu"], _torch_version.installed())
-    if served:
+    reason = why_not_served(library.doctor()["gpu"], _torch_version.installed())
+    if reason is None:
         library.set_option("backend", CUDA)  # what auto is here
     elif backend == CUDA:
         raise TencacheError(no_cuda_message(reason))
@@ -59,8 +59,6 @@ def settle(library: Core) -> None:
 
 def why_no_cuda(torch: Any) -> str | None:
     """Why this torch can use no GPU under tencache here, as a clause; None if it can."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
     reason = _torch_version.why_no_cuda_shim(_torch_version.running(torch))
     if reason is not None:
         return reason
@@ -84,21 +82,16 @@ def no_cuda_message(reason: str) -> str:
     )
 
 
-def is_served(
-    gpu: Mapping[str, Any], torch: _torch_version.TorchVersion | None
-) -> tuple[bool, str]:
-    """Whether tencache can serve the GPUs that the core has found, and if not, why.
+def why_not_served(gpu: Mapping[str, Any], torch: _torch_version.TorchVersion | None) -> str | None:
+    """Why tencache cannot serve the GPUs that the core has found, as a clause; None if it can.
 
     `torch` is the installed one.
     """
     if not gpu["devices"]:
-        return False, str(gpu["reason"])
+        return str(gpu["reason"])
     if torch is None:
-        return False, "torch is not installed"
-    if torch.cuda is None:
-        return False, f"torch {torch.text} is built without CUDA"
-    reason = _torch_version.why_no_cuda_shim(torch)
-    return reason is None, reason or ""
+        return "torch is not installed"
+    return _torch_version.why_no_cuda_shim(torch)
 
 
 def _visible_gpus(torch: Any) -> int:

@@ -10,6 +10,7 @@ functions; threads: any.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _TICKS = 5
 STRETCHES = 430
 
 Points = Sequence[tuple[float, float]]
-Format = Callable[[float], str]
+Format = Callable[[float], str]  # a mark on an axis
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Strip:
     name: str
     spans: Sequence[tuple[float, float]]
     style: str
+
+
+def second_text(seconds: float) -> str:
+    """The mark on an axis of seconds."""
+    return f"{seconds:g} s"
 
 
 def lines(
@@ -123,40 +129,41 @@ def timeline(title: str, strips: Sequence[Strip], begin: float, end: float, x_te
 
 
 def covered(
-    spans: Sequence[tuple[float, float]], begin: float, end: float, stretches: int
+    spans: Sequence[tuple[float, float]],
+    begin: float,
+    end: float,
+    stretches: int,
+    least: float = 0.02,
 ) -> list[float]:
-    """How much of each stretch the spans cover, at most 1 where several lie over each other."""
+    """How much of each stretch the spans cover, at most 1 where several lie over each other.
+
+    A span counts as at least `least` of each stretch that it touches, so that a short one shows.
+    """
     width = (end - begin) / stretches
     sums = [0.0] * stretches
     for first, last in spans:
         low, high = max(first, begin), min(last, end)
         if high < low:
             continue
-        first_place = _place(low, begin, width, stretches)
+        first_place = min(stretches - 1, int((low - begin) / width))
         for place in range(first_place, stretches):
             left = begin + place * width
             if left >= high and place > first_place:
                 break
-            # A span that is shorter than a stretch still shows.
             share = (min(high, left + width) - max(low, left)) / width
-            sums[place] += max(share, 0.02)
+            sums[place] += max(share, least)
     return [min(1.0, value) for value in sums]
-
-
-def _place(value: float, begin: float, width: float, stretches: int) -> int:
-    return min(stretches - 1, max(0, int((value - begin) / width)))
 
 
 def _runs(shares: Sequence[float]) -> list[tuple[int, int, float]]:
     """(place, length, share) of neighbours that look the same; nothing for what is empty."""
     runs: list[tuple[int, int, float]] = []
-    for place, share in enumerate(round(value, 2) for value in shares):
-        if not share:
-            continue
-        if runs and runs[-1][0] + runs[-1][1] == place and runs[-1][2] == share:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1, share)
-        else:
-            runs.append((place, 1, share))
+    place = 0
+    for share, group in itertools.groupby(round(value, 2) for value in shares):
+        length = len(list(group))
+        if share:
+            runs.append((place, length, share))
+        place += length
     return runs
 
 

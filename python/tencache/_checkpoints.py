@@ -17,24 +17,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tencache._import_hooks import when_imported
+from tencache._library import Core
+from tencache._triton import addresses
 
 # A function of safetensors that collects what is written, by age: the newest makes a list that
 # lives as long as the writing takes; the one before reads the bytes of a tensor.
 _SAFETENSORS = "safetensors.torch"
 _COLLECTOR = "_flatten_as_ptr"
 _READER = "_tobytes"
-
-
-class Announcer(Protocol):
-    """The part of the core that this module uses."""
-
-    def begin_reading(self, addresses: Sequence[int], reading: ctypes.c_void_p) -> None: ...
-    @property
-    def end_reading(self) -> Callable[[ctypes.c_void_p], None]: ...
 
 
 class Reading:
@@ -47,7 +41,7 @@ class Reading:
 
     __slots__ = ("_core", "_reading")
 
-    def __init__(self, core: Announcer) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
         self._reading = ctypes.c_void_p()
 
@@ -62,7 +56,7 @@ class Reading:
     __del__ = end
 
 
-def install(core: Announcer, torch: Any) -> None:
+def install(core: Core, torch: Any) -> None:
     """Announces every checkpoint from now on; waits for safetensors if it is not imported yet."""
     writer = torch._C.PyTorchFileWriter
     writer.write_record = announced(writer.write_record, core)
@@ -71,7 +65,7 @@ def install(core: Announcer, torch: Any) -> None:
     when_imported(_SAFETENSORS, "save_file", lambda module: patch_safetensors(module, core))
 
 
-def patch_safetensors(module: Any, core: Announcer) -> None:
+def patch_safetensors(module: Any, core: Core) -> None:
     """Wraps what `save` and `save_file` call; callers may have imported these before."""
     collect = getattr(module, _COLLECTOR, None)
     if collect is None:
@@ -90,7 +84,7 @@ def patch_safetensors(module: Any, core: Announcer) -> None:
     setattr(module, _COLLECTOR, collect_announced)
 
 
-def announced(function: Callable[..., Any], core: Announcer) -> Callable[..., Any]:
+def announced(function: Callable[..., Any], core: Core) -> Callable[..., Any]:
     """The function, with the storages and tensors among its arguments announced."""
 
     @functools.wraps(function)
@@ -103,14 +97,3 @@ def announced(function: Callable[..., Any], core: Announcer) -> Callable[..., An
             reading.end()
 
     return run_announced
-
-
-def addresses(values: Iterable[Any]) -> Iterator[int]:
-    """Where the storages and tensors among the values lie; others have no `data_ptr`."""
-    for value in values:
-        if not hasattr(value, "data_ptr"):
-            continue
-        try:
-            yield int(value.data_ptr())
-        except (RuntimeError, NotImplementedError):
-            continue  # A fake tensor has no memory.

@@ -127,17 +127,9 @@ def _option_parameters(without: str = "") -> list[click.Parameter]:
             names[0] = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
             keywords["default"] = None
         else:
-            keywords["metavar"] = "|".join(option.choices) or option.kind.upper()
+            keywords["metavar"] = option.choices or option.kind.upper()
         parameters.append(click.Option(names, **keywords))
     return parameters
-
-
-def _given_texts(values: Mapping[str, object]) -> dict[str, str]:
-    return {
-        name: _options.to_text(_options.find(name), value)
-        for name, value in values.items()
-        if value is not None
-    }
 
 
 @click.group(
@@ -181,7 +173,7 @@ def run(program: tuple[str, ...], **values: object) -> None:
 def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     """Checks every value, then becomes the program with the options in its environment."""
     library = core()
-    given = _given_texts(values)
+    given = _options.texts_of(values)
     for name, text in given.items():
         if text == "--":  # click takes whatever follows a flag
             raise click.UsageError(
@@ -323,7 +315,7 @@ def doctor(as_json: bool, **values: object) -> None:
     option that does not take its value.
     """
     library = core()
-    _runtime.set_checked(library, _given_texts(values))
+    _runtime.set_checked(library, _options.texts_of(values))
     _runtime.check_output_files(library)
     _runtime.check_input_file(library)
     report = _doctor.collect(library)

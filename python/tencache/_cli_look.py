@@ -169,15 +169,14 @@ def _is_of_another_run(run_id: object, stats: Mapping[str, Any]) -> bool:
     return own is not None and run_id is not None and run_id != own
 
 
-def _forecast(path: Path, period: _period_file.Period) -> _page.Forecast | None:
+def _forecast(path: Path, period: _period_file.Period) -> _plan.Report | None:
     """None where too little has moved during the recording to tell how fast the tier below is."""
     try:
         pipe = _pipe.Pipe.of(period, _pipe.Given())
     except TencacheError:
         return None
     planner = _plan.Planner(core(), period, pipe)
-    budgets = _plan.parse_budgets(_BUDGETS)
-    return _page.Forecast(planner, _plan.make_report(planner, path, period, pipe, budgets))
+    return _plan.make_report(planner, path, _plan.parse_budgets(_BUDGETS))
 
 
 # ---- top ---------------------------------------------------------------------------------------

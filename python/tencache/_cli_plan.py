@@ -53,7 +53,7 @@ _SPEED: dict[str, Any] = {"callback": _parsed_by(_pipe.parse_rate), "metavar": "
 @click.option("--link-write", **_SPEED, help="How fast it is from the device; wins over --link.")
 @click.option(
     "--host-memory",
-    callback=_parsed_by(_pipe.parse_size),
+    callback=_parsed_by(lambda text: core().parse_bytes(text)),
     metavar="SIZE",
     default="0",
     help="Host memory between the link and the disk; needs --link and --disk. 0: none.",
@@ -115,11 +115,11 @@ def plan(
     # A large period takes a while. The status shows only on a terminal.
     with Console(stderr=True).status(f"planning {period.op_count} ops under several budgets"):
         planner = _plan.Planner(core(), period, pipe)
-        report = _plan.make_report(planner, file, period, pipe, budgets)
+        report = _plan.make_report(planner, file, budgets)
         if plot is not None:
-            _plan_plot.write_plot(plot, planner, report)
+            _plan_plot.write_plot(plot, report)
         if timeline is not None:
-            _plan_timeline.write_timeline(timeline, planner, report)
+            _plan_timeline.write_timeline(timeline, report)
     if as_json:
         click.echo(json.dumps(_plan.to_json(report), indent=2))
     else:

@@ -33,8 +33,9 @@ def collect(library: Core) -> dict[str, Any]:
     """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
     found = library.doctor()
     installed = _torch_version.installed()
-    served, reason = _backend.is_served(found["gpu"], installed)
-    found["gpu"].update(served=served, served_reason=reason, launch_guard=guard_path() is not None)
+    reason = _backend.why_not_served(found["gpu"], installed)
+    found["gpu"].update(served=reason is None, served_reason=reason or "")
+    found["gpu"]["launch_guard"] = guard_path() is not None
     torch = torch_section(installed)
     why_not_loaded = _autoload.why_not_loaded(os.environ)
     torch.update(loads_extensions=why_not_loaded is None, loads_extensions_reason=why_not_loaded)

@@ -48,7 +48,17 @@ def save(figure: Any, path: Path) -> None:
     write_output(path, drawing.getvalue())
 
 
-def largest_unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
+def size_unit_for(largest: float) -> tuple[float, str]:
+    """The unit of an axis of sizes up to this many bytes: how many bytes it has, and its name."""
+    return _largest_unit(largest, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def time_unit_for(largest_ns: float) -> tuple[float, str]:
+    """The unit of an axis of times: how many nanoseconds it has, and its name."""
+    return _largest_unit(largest_ns, 1000, ("ns", "us", "ms", "s"))
+
+
+def _largest_unit(largest: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
     """The largest unit in which the largest value is at least 1."""
     index = 0
     while largest >= base ** (index + 1) and index + 1 < len(names):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tencache._inductor import Armed, Gate
+from tencache._library import Core, Shim
 from tencache._triton import gated
 
 FUNCTIONS = (
@@ -29,7 +29,7 @@ FUNCTIONS = (
 )
 
 
-def install(core: Armed, gate: Gate, torch_c: Any) -> None:
+def install(core: Core, gate: Shim, torch_c: Any) -> None:
     """Gates every call from now on. A torch that lacks a function does without."""
     for name in FUNCTIONS:
         function = getattr(torch_c, name, None)
@@ -37,6 +37,6 @@ def install(core: Armed, gate: Gate, torch_c: Any) -> None:
             setattr(torch_c, name, _as_op(name, function, core, gate))
 
 
-def _as_op(name: str, function: Callable[..., Any], core: Armed, gate: Gate) -> Callable[..., Any]:
+def _as_op(name: str, function: Callable[..., Any], core: Core, gate: Shim) -> Callable[..., Any]:
     op = f"torch._C.{name}".encode()
     return gated(function, lambda _: op, core, gate)

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from tencache._import_hooks import when_imported
+from tencache._library import Core, Shim
 
 # Modes of accesses, as in tencache.h.
 READ = 1
@@ -33,28 +34,6 @@ WRITE = 2
 
 _TARGET = "torch._inductor.async_compile"
 _UNNAMED = "inductor::cpp_kernel"
-
-
-class Gate(Protocol):
-    """The part of the shim that this module uses.
-
-    An exception may come at any point, like KeyboardInterrupt once `open` has waited for the disk.
-    So callers read the depth, open within a `try`, and close down to the depth at its end. The
-    properties are functions of C, which no exception interrupts.
-    """
-
-    def open(self, name: bytes, addresses: Sequence[int], modes: bytes) -> None: ...
-    @property
-    def depth(self) -> Callable[[], int]: ...
-    @property
-    def close_to(self) -> Callable[[int], None]: ...
-
-
-class Armed(Protocol):
-    """The part of the core that this module uses."""
-
-    @property
-    def is_armed(self) -> Callable[[], int]: ...
 
 
 class KernelGate:
@@ -76,7 +55,7 @@ class KernelGate:
     )
 
     def __init__(
-        self, kernel: Callable[..., Any], types: Sequence[str], gate: Gate, core: Armed
+        self, kernel: Callable[..., Any], types: Sequence[str], gate: Shim, core: Core
     ) -> None:
         """`types` are those of the kernel's arguments in C++."""
         self._kernel = kernel
@@ -110,12 +89,12 @@ class KernelGate:
         return READ if type_name.startswith("const ") else READ | WRITE
 
 
-def install(core: Armed, gate: Gate) -> None:
+def install(core: Core, gate: Shim) -> None:
     """Gates every kernel made from now on; waits for Inductor if it is not imported yet."""
     when_imported(_TARGET, "AsyncCompile", lambda module: patch(module, core, gate))
 
 
-def patch(module: ModuleType, core: Armed, gate: Gate) -> None:
+def patch(module: ModuleType, core: Core, gate: Shim) -> None:
     """Wraps AsyncCompile.cpp_pybinding and .wait of the given module."""
     async_compile = module.AsyncCompile
     make_kernel = async_compile.cpp_pybinding

@@ -94,6 +94,12 @@ class MachineStruct(ctypes.Structure):
     )
 
 
+# Types of arguments and results.
+_TEXT, _SIZE = ctypes.c_char_p, ctypes.c_size_t
+_ERROR, _POINTERS = ctypes.POINTER(_ErrorStruct), ctypes.POINTER(ctypes.c_void_p)
+_PERIOD, _MACHINE = ctypes.POINTER(PeriodStruct), ctypes.POINTER(MachineStruct)
+
+
 def package_version() -> str:
     """The version of this package, e.g. "0.1.0".
 
@@ -114,10 +120,16 @@ def _not_built(name: str) -> str:
     )
 
 
-def _load(name: str) -> ctypes.CDLL:
+def _built(name: str) -> Path:
+    """The path of a file that the build puts into the package; TencacheError if there is none."""
     path = _FOLDER / name
     if not path.exists():
         raise TencacheError(_not_built(name))
+    return path
+
+
+def _load(name: str) -> ctypes.CDLL:
+    path = _built(name)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -143,6 +155,23 @@ def _declare(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> C
     function.restype = result
     function.argtypes = list(arguments)
     return function  # type: ignore[no-any-return]
+
+
+def _refusing(library: ctypes.CDLL, name: str, *arguments: Any) -> Callable[..., None]:
+    """A C function whose last argument is the error that it fills; called here, it raises that."""
+    function = _declare(library, name, ctypes.c_int, *arguments, _ERROR)
+
+    def call(*values: Any) -> None:
+        error = _ErrorStruct()
+        _raise_if(function(*values, error), error)
+
+    return call
+
+
+def _json_of(library: ctypes.CDLL, name: str, size: int = 1 << 14) -> Callable[[], Any]:
+    """A C function that writes JSON into a buffer; called here, it returns what the JSON says."""
+    function = _declare(library, name, _SIZE, _TEXT, _SIZE)
+    return lambda: json.loads(_read_text(function, size))
 
 
 def _raise_if(code: int, error: _ErrorStruct) -> None:
@@ -181,102 +210,68 @@ class Core:
 
     def __init__(self) -> None:
         library = _load("libtencache.so")
-        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
-        pointers = ctypes.POINTER(ctypes.c_void_p)
-        self._version = _declare(library, "tencache_version", text)
-        self._option_table = _declare(library, "tencache_option_table", text)
-        self._read_environment = _declare(library, "tencache_read_environment", ctypes.c_int, error)
-        self._set_option = _declare(library, "tencache_set_option", ctypes.c_int, text, text, error)
-        self._check_option = _declare(
-            library, "tencache_check_option", ctypes.c_int, text, text, error
+        declare = functools.partial(_declare, library)
+        refusing = functools.partial(_refusing, library)
+        json_of = functools.partial(_json_of, library)
+
+        self._option_table = declare("tencache_option_table", _TEXT)
+        self._option_text = declare("tencache_option_text", _SIZE, _TEXT, _TEXT, _SIZE)
+        self._set_option = refusing("tencache_set_option", _TEXT, _TEXT)
+        self._check_option = refusing("tencache_check_option", _TEXT, _TEXT)
+        self._parse_bytes = refusing("tencache_parse_bytes", _TEXT, ctypes.POINTER(ctypes.c_uint64))
+        # Sets every option to its TENCACHE_* variable, else to its default. OptionError names a
+        # variable that cannot be used; nothing is set then.
+        self.read_environment = refusing("tencache_read_environment")
+        # Probes the machine and opens the tiers; does nothing on a second call.
+        self.start = refusing("tencache_start")
+
+        self.doctor: Callable[[], dict[str, Any]] = json_of("tencache_doctor_json")
+        self.stats: Callable[[], dict[str, Any]] = json_of("tencache_stats_json")
+        # The life of the process so far, as tencache_history_json() describes it.
+        self.history: Callable[[], dict[str, list[float]]] = json_of(
+            "tencache_history_json", _HISTORY_BYTES
         )
-        self._option_text = _declare(library, "tencache_option_text", size, text, text, size)
-        self._parse_bytes = _declare(
-            library,
-            "tencache_parse_bytes",
-            ctypes.c_int,
-            text,
-            ctypes.POINTER(ctypes.c_uint64),
-            error,
+        self.recorded: Callable[[], int] = declare("tencache_recorded", ctypes.c_int)
+        self.reset_peak_stats: Callable[[], None] = declare("tencache_reset_peak_stats", None)
+        self._empty_cache = declare("tencache_empty_cache", ctypes.c_uint64)
+        self._set_label = declare("tencache_set_label", None, _TEXT)
+        self._name_extent = declare("tencache_name_extent", None, ctypes.c_void_p, _TEXT)
+
+        self._begin_reading = declare(
+            "tencache_begin_reading", None, _POINTERS, ctypes.c_uint32, _POINTERS
         )
-        self._start = _declare(library, "tencache_start", ctypes.c_int, error)
-        self._is_started = _declare(library, "tencache_is_started", ctypes.c_int)
-        self._empty_cache = _declare(library, "tencache_empty_cache", ctypes.c_uint64)
-        self._begin_reading = _declare(
-            library,
-            "tencache_begin_reading",
-            None,
-            pointers,
-            ctypes.c_uint32,
-            pointers,
+        self.end_reading: Callable[[ctypes.c_void_p], None] = declare(
+            "tencache_end_reading", None, _POINTERS
         )
-        self.end_reading: Callable[[ctypes.c_void_p], None] = _declare(
-            library, "tencache_end_reading", None, pointers
-        )
-        self.reset_peak_stats: Callable[[], None] = _declare(
-            library, "tencache_reset_peak_stats", None
-        )
-        self._stats = _declare(library, "tencache_stats_json", size, text, size)
-        self._history = _declare(library, "tencache_history_json", size, text, size)
-        self._set_label = _declare(library, "tencache_set_label", None, text)
-        self._name_extent = _declare(library, "tencache_name_extent", None, ctypes.c_void_p, text)
-        self._doctor = _declare(library, "tencache_doctor_json", size, text, size)
-        self._write_trace = _declare(library, "tencache_write_trace", ctypes.c_int, text, error)
-        self._write_file = _declare(
-            library, "tencache_write_file", ctypes.c_int, text, text, size, error
-        )
-        self._try_file = _declare(library, "tencache_try_file", ctypes.c_int, text, error)
-        self._is_shared_output = _declare(library, "tencache_is_shared_output", ctypes.c_int, text)
-        self._is_same_output = _declare(
-            library, "tencache_is_same_output", ctypes.c_int, text, text
-        )
-        self.recorded: Callable[[], int] = _declare(library, "tencache_recorded", ctypes.c_int)
-        self._declare_plans(library)
         # The same library again, for a call that reads one flag: releasing the GIL would cost more
         # than the call.
         self.is_armed: Callable[[], int] = _declare(
             ctypes.PyDLL(library._name), "tencache_is_armed", ctypes.c_int
         )
 
-    def _declare_plans(self, library: ctypes.CDLL) -> None:
-        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
-        period, machine = ctypes.POINTER(PeriodStruct), ctypes.POINTER(MachineStruct)
-        self._plan = _declare(
-            library, "tencache_plan", ctypes.c_int, period, machine, text, size, error
-        )
-        self._plan_timeline = _declare(
-            library, "tencache_plan_timeline", size, period, machine, text, size, error
-        )
-        self._learn_from = _declare(
-            library, "tencache_learn_from", ctypes.c_int, period, ctypes.POINTER(text), error
-        )
+        self._write_trace = refusing("tencache_write_trace", _TEXT)
+        self._write_file = refusing("tencache_write_file", _TEXT, _TEXT, _SIZE)
+        self._try_file = refusing("tencache_try_file", _TEXT)
+        self._is_shared_output = declare("tencache_is_shared_output", ctypes.c_int, _TEXT)
+        self._is_same_output = declare("tencache_is_same_output", ctypes.c_int, _TEXT, _TEXT)
 
-    def version(self) -> str:
-        return str(self._version().decode())
+        self._plan = refusing("tencache_plan", _PERIOD, _MACHINE, _TEXT, _SIZE)
+        self._plan_timeline = declare(
+            "tencache_plan_timeline", _SIZE, _PERIOD, _MACHINE, _TEXT, _SIZE, _ERROR
+        )
+        self._learn_from = refusing("tencache_learn_from", _PERIOD, ctypes.POINTER(_TEXT))
 
     def option_table(self) -> list[dict[str, str]]:
         table: list[dict[str, str]] = json.loads(self._option_table())
         return table
 
-    def read_environment(self) -> None:
-        """Sets every option to its TENCACHE_* variable, else to its default.
-
-        OptionError names a variable that cannot be used; nothing is set then.
-        """
-        error = _ErrorStruct()
-        _raise_if(self._read_environment(error), error)
-
     def set_option(self, name: str, text: str) -> None:
         """Sets one option. After start only the value in force is accepted (TencacheError)."""
-        error = _ErrorStruct()
-        given = _option_text(name, text)
-        _raise_if(self._set_option(name.encode(), given, error), error)
+        self._set_option(name.encode(), _option_text(name, text))
 
     def check_option(self, name: str, text: str) -> None:
         """OptionError if set_option would refuse the text."""
-        error = _ErrorStruct()
-        given = _option_text(name, text)
-        _raise_if(self._check_option(name.encode(), given, error), error)
+        self._check_option(name.encode(), _option_text(name, text))
 
     def option_text(self, name: str) -> str:
         """The option's value; the same value always has the same text ("on", "2GiB")."""
@@ -285,27 +280,9 @@ class Core:
 
     def parse_bytes(self, text: str) -> int:
         """Parses a size such as "1.5GiB", as options take it; OptionError if it is not one."""
-        error = _ErrorStruct()
         parsed = ctypes.c_uint64()
-        _raise_if(self._parse_bytes(_c_text("There is no size", text), parsed, error), error)
+        self._parse_bytes(_c_text("There is no size", text), parsed)
         return parsed.value
-
-    def start(self) -> None:
-        """Probes the machine and opens the tiers; does nothing on a second call."""
-        error = _ErrorStruct()
-        _raise_if(self._start(error), error)
-
-    def is_started(self) -> bool:
-        return bool(self._is_started())
-
-    def stats(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(_read_text(self._stats))
-        return result
-
-    def history(self) -> dict[str, list[float]]:
-        """The life of the process so far, as tencache_history_json() describes it."""
-        result: dict[str, list[float]] = json.loads(_read_text(self._history, _HISTORY_BYTES))
-        return result
 
     def set_label(self, label: str) -> None:
         """Names this process in the core's messages; the first name counts."""
@@ -323,14 +300,9 @@ class Core:
         count = len(addresses)
         self._begin_reading(_address_array(count)(*addresses), count, reading)
 
-    def doctor(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(_read_text(self._doctor))
-        return result
-
     def write_trace(self, path: Path) -> None:
         """Writes the events so far; the message of an error is a clause without the path."""
-        error = _ErrorStruct()
-        _raise_if(self._write_trace(_file_name(path), error), error)
+        self._write_trace(_file_name(path))
 
     def write_file(self, path: Path, content: bytes) -> None:
         """Writes a file that the user asked for (allocator/platform/output_file.h).
@@ -338,14 +310,12 @@ class Core:
         What has the name is replaced as a whole if it is a regular file, else written to. The
         message of an error is a clause without the path.
         """
-        error = _ErrorStruct()
-        _raise_if(self._write_file(_file_name(path), content, len(content), error), error)
+        self._write_file(_file_name(path), content, len(content))
 
     def why_not_writable(self, path: Path) -> str | None:
         """Why `write_file` could not write there as things stand, as a clause; None if it could."""
-        error = _ErrorStruct()
         try:
-            _raise_if(self._try_file(_file_name(path), error), error)
+            self._try_file(_file_name(path))
         except TencacheError as refusal:
             return str(refusal)
         return None
@@ -360,9 +330,8 @@ class Core:
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
         """The planner's prediction; OptionError for an impossible period or machine."""
-        error = _ErrorStruct()
         buffer = ctypes.create_string_buffer(_PLAN_JSON_BYTES)
-        _raise_if(self._plan(period, machine, buffer, _PLAN_JSON_BYTES, error), error)
+        self._plan(period, machine, buffer, _PLAN_JSON_BYTES)
         result: dict[str, int] = json.loads(buffer.value)
         return result
 
@@ -383,49 +352,32 @@ class Core:
 
     def learn_from(self, period: PeriodStruct, op_names: Sequence[bytes]) -> None:
         """Has the period followed from the first step on; OptionError if that cannot be."""
-        error = _ErrorStruct()
-        names = (ctypes.c_char_p * len(op_names))(*op_names)
-        _raise_if(self._learn_from(period, names, error), error)
+        self._learn_from(period, (ctypes.c_char_p * len(op_names))(*op_names))
 
 
 class Shim:
-    """libtencache_torch-<minor>.so. Use `shim()`, which picks it by torch's version."""
+    """libtencache_torch-<minor>.so. Use `shim()`, which picks it by torch's version.
+
+    Around a kernel that the dispatcher does not see, it opens the gate. An exception may come at
+    any point, like KeyboardInterrupt once `open` has waited for the disk. So callers read the
+    depth, open within a `try`, and close down to the depth at its end: `depth` and `close_to` are
+    functions of C, which no exception interrupts.
+    """
 
     def __init__(self, minor: str) -> None:
         library = _load(f"libtencache_torch-{minor}.so")
-        text, error, size = ctypes.c_char_p, ctypes.POINTER(_ErrorStruct), ctypes.c_size_t
-        self._install = _declare(library, "tencache_torch_install", ctypes.c_int, error)
-        self._built_for = _declare(library, "tencache_torch_built_for", text)
-        self._describe = _declare(library, "tencache_torch_describe_json", size, text, size)
-        self._open = _declare(
-            library,
-            "tencache_torch_open",
-            None,
-            text,
-            ctypes.POINTER(ctypes.c_void_p),
-            text,
-            ctypes.c_uint32,
+        declare = functools.partial(_declare, library)
+        # Puts tencache under torch's CPU allocator and starts the runtime. TencacheError if the
+        # running torch is not laid out like the one compiled against; nothing is installed then.
+        self.install = _refusing(library, "tencache_torch_install")
+        self.describe: Callable[[], dict[str, Any]] = _json_of(
+            library, "tencache_torch_describe_json"
         )
-        self.depth: Callable[[], int] = _declare(library, "tencache_torch_depth", ctypes.c_uint32)
-        self.close_to: Callable[[int], None] = _declare(
-            library, "tencache_torch_close_to", None, ctypes.c_uint32
+        self._open = declare("tencache_torch_open", None, _TEXT, _POINTERS, _TEXT, ctypes.c_uint32)
+        self.depth: Callable[[], int] = declare("tencache_torch_depth", ctypes.c_uint32)
+        self.close_to: Callable[[int], None] = declare(
+            "tencache_torch_close_to", None, ctypes.c_uint32
         )
-
-    def install(self) -> None:
-        """Puts tencache under torch's CPU allocator and starts the runtime.
-
-        TencacheError if the running torch is not laid out like the one compiled against; nothing is
-        installed then.
-        """
-        error = _ErrorStruct()
-        _raise_if(self._install(error), error)
-
-    def built_for(self) -> str:
-        return str(self._built_for().decode())
-
-    def describe(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(_read_text(self._describe))
-        return result
 
     def open(self, name: bytes, addresses: Sequence[int], modes: bytes) -> None:
         """Opens the gate on this thread; the addresses' extents are resident until `close_to`.
@@ -447,18 +399,8 @@ class CudaShim:
 
     def __init__(self, path: Path) -> None:
         _load_nvrtc()
-        library = _load(path.name)
-        error = ctypes.POINTER(_ErrorStruct)
-        self._install = _declare(library, "tencache_torch_cuda_install", ctypes.c_int, error)
-        self._built_for = _declare(library, "tencache_torch_cuda_built_for", ctypes.c_char_p)
-
-    def install(self) -> None:
-        """Does what Shim.install does, and makes CUDA tensors come from tencache from now on."""
-        error = _ErrorStruct()
-        _raise_if(self._install(error), error)
-
-    def built_for(self) -> str:
-        return str(self._built_for().decode())
+        # Does what Shim.install does, and makes CUDA tensors come from tencache from now on.
+        self.install = _refusing(_load(path.name), "tencache_torch_cuda_install")
 
 
 def _load_nvrtc() -> None:
@@ -491,18 +433,12 @@ def guard_path() -> Path | None:
 
 def preload_path() -> Path:
     """The library that enables tencache in a program that is started with it."""
-    path = _FOLDER / _PRELOAD
-    if not path.exists():
-        raise TencacheError(_not_built(_PRELOAD))
-    return path
+    return _built(_PRELOAD)
 
 
 def cmake_folder() -> Path:
     """The folder with tencacheConfig.cmake."""
-    path = _FOLDER / "cmake"
-    if not path.exists():
-        raise TencacheError(_not_built("cmake/tencacheConfig.cmake"))
-    return path
+    return _built("cmake/tencacheConfig.cmake").parent
 
 
 def _read_text(function: Callable[..., Any], size: int = 1 << 14) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tencache._autoload import what_runs
 from tencache._library import TencacheError
 
 _NAME = "/memfd:tencache-live"
@@ -225,18 +226,10 @@ def program_name(words: Sequence[str], parent_pid: int) -> str:
     executable = os.path.basename(words[0])
     if not executable.startswith("python"):
         return executable
-    arguments = iter(words[1:])
-    for argument in arguments:
-        if argument == "-m":
-            return next(arguments, executable)
-        if argument == "-c":
-            is_worker = _WORKER.match(next(arguments, ""))
-            return f"worker of {parent_pid}" if is_worker else f"{executable} -c"
-        if argument in ("-W", "-X"):
-            next(arguments, None)  # The option's value.
-        elif not argument.startswith("-"):
-            return os.path.basename(argument)
-    return executable
+    kind, text = what_runs(words[1:])
+    if kind == "c":
+        return f"worker of {parent_pid}" if _WORKER.match(text) else f"{executable} -c"
+    return (text if kind == "m" else os.path.basename(text)) or executable
 
 
 def _stat(pid: int) -> list[str]:

@@ -17,19 +17,14 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tencache._import_hooks import when_imported
+from tencache._library import Core
 from tencache._messages import shortened
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _HOOK = "register_optimizer_step_post_hook"
-
-
-class Namer(Protocol):
-    """The part of the core that this module uses."""
-
-    def name_extent(self, address: int, name: str) -> None: ...
 
 
 def pairs_of(named: object) -> list[tuple[str, Any]]:
@@ -59,7 +54,7 @@ def _no_pairs(reason: str) -> TypeError:
     )
 
 
-def name_tensors(core: Namer, named: Iterable[tuple[str, Any]]) -> None:
+def name_tensors(core: Core, named: Iterable[tuple[str, Any]]) -> None:
     """Names the memory of each tensor."""
     by_address: dict[int, list[str]] = {}
     for name, tensor in named:
@@ -71,19 +66,19 @@ def name_tensors(core: Namer, named: Iterable[tuple[str, Any]]) -> None:
         core.name_extent(address, names[0] + others)
 
 
-def install(core: Namer) -> None:
+def install(core: Core) -> None:
     """Names what modules and optimizers hold, once the first step of each optimizer has ended."""
     when_imported(_OPTIMIZERS, _HOOK, lambda module: _register(module, core))
 
 
-def name_modules(core: Namer) -> None:
+def name_modules(core: Core) -> None:
     """Names the parameters and buffers of every module that is alive."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "nn"):
         name_tensors(core, _of_modules(torch))
 
 
-def _register(module: Any, core: Namer) -> None:
+def _register(module: Any, core: Core) -> None:
     seen: set[int] = set()
 
     def after_step(optimizer: Any, _arguments: Any, _named: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tencache._library import OptionError, core
@@ -31,11 +31,11 @@ _FALSE = frozenset({"", "0", "off", "false", "no"})
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table; its fields mean the same as in the core's OptionDescription."""
+    """One row of the table, as the core writes it; `choices` are separated by "|"."""
 
     name: str
     kind: str
-    choices: tuple[str, ...]
+    choices: str
     default: str
     help: str
     environment: str
@@ -45,18 +45,7 @@ class Option:
 @functools.cache
 def table() -> tuple[Option, ...]:
     """All options, in the order in which they should be shown."""
-    return tuple(
-        Option(
-            name=row["name"],
-            kind=row["kind"],
-            choices=tuple(choice for choice in row["choices"].split("|") if choice),
-            default=row["default"],
-            help=row["help"],
-            environment=row["environment"],
-            flag=row["flag"],
-        )
-        for row in core().option_table()
-    )
+    return tuple(Option(**row) for row in core().option_table())
 
 
 def find(name: str) -> Option:
@@ -87,7 +76,7 @@ def _similar(asked: str, names: Iterable[str]) -> list[str]:
 def to_text(option: Option, value: object) -> str:
     """Writes a Python value as the option's text. TypeError if its type does not fit the kind."""
     if isinstance(value, bool):
-        if option.kind == "flag" or {"on", "off"} <= set(option.choices):
+        if option.kind == "flag" or {"on", "off"} <= set(option.choices.split("|")):
             return "on" if value else "off"
     elif isinstance(value, str):
         return value
@@ -101,13 +90,18 @@ def to_text(option: Option, value: object) -> str:
         "bytes": 'a size such as "2GiB", or bytes as an int',
         "path": "a path",
         "flag": "True or False",
-        "choice": f"one of {', '.join(option.choices)}",
+        "choice": f"one of {option.choices.replace('|', ', ')}",
         "number": "a number",
     }.get(option.kind, "text")
     raise TypeError(
         f"tencache option {option.name}={shortened(repr(value))} is of type "
         f"{type(value).__name__}; give {wanted}."
     )
+
+
+def texts_of(values: Mapping[str, object]) -> dict[str, str]:
+    """The options' texts by name; what is None is not given."""
+    return {name: to_text(find(name), value) for name, value in values.items() if value is not None}
 
 
 def switch_is_on(value: str | None) -> bool:
@@ -129,7 +123,7 @@ def markdown_lines(options: Iterable[Option]) -> list[str]:
         if option.kind == "flag":
             flags += f", `--no-{option.flag.removeprefix('--')}`"
         if option.choices:
-            meaning += f" ({', '.join(option.choices)})"
+            meaning += f" ({option.choices.replace('|', ', ')})"
         cells = (flags, f"`{option.environment}`", f"`{option.default}`", meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines

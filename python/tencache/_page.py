@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from tencache import _charts, _plan_plot
-from tencache._drawing import largest_unit
+from tencache._drawing import size_unit_for, time_unit_for
 from tencache._library import TencacheError
 from tencache._messages import shortened
 from tencache._page_parts import Section, Table, device_words, of_another_run, scaled
 from tencache._page_trace import trace_sections
 from tencache._pipe import speeds
-from tencache._plan import NEAR_IDEAL, Planner, Prediction, Report
+from tencache._plan import NEAR_IDEAL, Prediction, Report
 from tencache._report import (
     by_budget,
     stall_free_budget,
@@ -35,18 +35,9 @@ from tencache._report import (
 from tencache._story import Story
 from tencache._units import format_bytes, format_seconds, format_time, option_bytes
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TEMPLATE = "_page.html"
 # Samples lie 0.2 s apart or more, so a shorter window would not tell step times apart.
 _WINDOW_S = 2.0
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What the planner says of the run's period under other budgets."""
-
-    planner: Planner
-    report: Report
 
 
 @dataclass(frozen=True)
@@ -56,7 +47,8 @@ class Sources:
     path: Path
     stats: Mapping[str, Any]
     story: Story | None = None
-    forecast: Forecast | None = None
+    # What the planner says of the run's period under other budgets.
+    forecast: Report | None = None
     # The recorded period, even if nothing can be predicted from it.
     period: Path | None = None
     # Files in their places that another run wrote, so that they tell nothing of this one.
@@ -167,14 +159,12 @@ def _steps(stats: Mapping[str, Any]) -> Section:
         )
     points = _step_times(stats.get("history", {}))
     if len(points) > 1:
-        unit, name = largest_unit(
-            max(value for _, value in points) * 1e9, 1000, ("ns", "us", "ms", "s")
-        )
+        unit, name = time_unit_for(max(value for _, value in points) * 1e9)
         section.drawings.append(
             _charts.lines(
                 "Time of a step over the run",
                 [_charts.Line("time of a step", scaled(points, unit * 1e-9), "c1")],
-                _second_text,
+                _charts.second_text,
                 lambda value: f"{value:g} {name}",
                 160,
             )
@@ -207,7 +197,7 @@ def _memory(stats: Mapping[str, Any]) -> Section:
     at_s, budget = history["at_s"], stats["budget"]["device"]
     words = device_words(stats)
     largest = max((budget, *history["device"], *history["host"], *history["disk"]))
-    unit, name = largest_unit(largest, 1024, _SIZES)
+    unit, name = size_unit_for(largest)
     drawn = [
         _charts.Line(f"{words.name}, in use", _points(at_s, history["device"], unit), "c1", True),
         _charts.Line(f"{words.name}, live", _points(at_s, history["live"], unit), "c3"),
@@ -221,7 +211,7 @@ def _memory(stats: Mapping[str, Any]) -> Section:
         _charts.lines(
             "Bytes on each tier",
             [line for line in drawn if any(value for _, value in line.points)],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:g} {name}",
         )
     )
@@ -253,7 +243,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
         return section
     moving = [name for name in rates if name != "stall_s"]
     largest = max(value for name in moving for _, value in rates[name])
-    unit, unit_name = largest_unit(largest, 1024, _SIZES)
+    unit, unit_name = size_unit_for(largest)
     styles = {"evicted": "c2", "fetched": "c1", "disk_written": "c4", "disk_read": "c3"}
     section.drawings.append(
         _charts.lines(
@@ -262,7 +252,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
                 _charts.Line(name.replace("_", " "), scaled(rates[name], unit), styles[name])
                 for name in moving
             ],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:g} {unit_name}/s",
         )
     )
@@ -270,7 +260,7 @@ def _traffic(stats: Mapping[str, Any]) -> Section:
         _charts.lines(
             f"Share of the time that {device_words(stats).who_waits} waited",
             [_charts.Line("stall", rates["stall_s"], "bad", True)],
-            _second_text,
+            _charts.second_text,
             lambda value: f"{value:.0%}",
             140,
         )
@@ -294,10 +284,6 @@ def _rates(at_s: Sequence[float], totals: Sequence[float]) -> list[tuple[float, 
     ]
 
 
-def _second_text(seconds: float) -> str:
-    return f"{seconds:g} s"
-
-
 # ---- other budgets -----------------------------------------------------------------------------
 
 
@@ -315,29 +301,29 @@ def _budgets(sources: Sources) -> Section:
         section.texts.append(
             "A step waits for at most 1% of its computing time already, by the last plan."
         )
-    if sources.forecast is None and sources.period is not None:
+    report = sources.forecast
+    if report is None and sources.period is not None:
         section.missing.append(
             f"What other budgets would do is not known: {sources.period} does not say how fast the "
             "tier below is, perhaps because too little moved while it was recorded. Ask "
             f"`tencache plan {sources.period} --disk 5GB/s`, with the speed of yours."
         )
         return section
-    if sources.forecast is None:
+    if report is None:
         section.missing.append(
             "What other budgets would do is not known without a recorded period"
             f"{of_another_run(sources.other_period)}: run the program with --record FILE beside "
             "--stats, or give such a file with --period."
         )
         return section
-    report = sources.forecast.report
     cheapest = report.cheapest
     section.texts.append(
         f"By the planner, {format_bytes(cheapest.budget_bytes)} is the smallest budget found "
         f"within {NEAR_IDEAL - 1:.0%} of computing alone, and "
         f"{format_bytes(report.smallest.budget_bytes)} the smallest that is never "
-        f"exceeded. Speeds: {speeds(report.pipe)}."
+        f"exceeded. Speeds: {speeds(report.planner.pipe)}."
     )
-    section.drawings.append(_curve(sources.forecast, devices[0]["budget"]["device"]))
+    section.drawings.append(_curve(report, devices[0]["budget"]["device"]))
     rows = {one.budget_bytes: one for one in (*report.predictions, cheapest, report.smallest)}
     section.tables.append(
         Table(
@@ -349,15 +335,16 @@ def _budgets(sources: Sources) -> Section:
     return section
 
 
-def _curve(forecast: Forecast, budget: int) -> str:
-    curve = _plan_plot.sample(forecast.planner, forecast.report)
-    unit, name = largest_unit(max(one.budget_bytes for one in curve), 1024, _SIZES)
+def _curve(report: Report, budget: int) -> str:
+    curve = _plan_plot.sample(report)
+    unit, name = size_unit_for(max(one.budget_bytes for one in curve))
     longest = max(1, *(one.step_ns for one in curve))
-    time_unit, time_name = largest_unit(longest, 1000, ("ns", "us", "ms", "s"))
-    ideal = forecast.report.smallest.compute_ns / time_unit
+    time_unit, time_name = time_unit_for(longest)
+    ideal = report.smallest.compute_ns / time_unit
+    planned = [(one.budget_bytes / unit, one.step_ns / time_unit) for one in curve]
     ends = (curve[0].budget_bytes / unit, curve[-1].budget_bytes / unit)
     drawn = [
-        _charts.Line("planned step", _planned(curve, unit, time_unit), "c1"),
+        _charts.Line("planned step", planned, "c1"),
         _charts.Line("computing alone", [(end, ideal) for end in ends], "idle"),
     ]
     if ends[0] <= budget / unit <= ends[1]:
@@ -371,12 +358,6 @@ def _curve(forecast: Forecast, budget: int) -> str:
         lambda value: f"{value:g} {name}",
         lambda value: f"{value:g} {time_name}",
     )
-
-
-def _planned(
-    curve: Sequence[Prediction], unit: float, time_unit: float
-) -> list[tuple[float, float]]:
-    return [(one.budget_bytes / unit, one.step_ns / time_unit) for one in curve]
 
 
 def _row(one: Prediction) -> tuple[str, ...]:

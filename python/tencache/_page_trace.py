@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tencache import _charts
-from tencache._drawing import largest_unit
+from tencache._drawing import size_unit_for
 from tencache._messages import counted
 from tencache._page_parts import DeviceWords, Section, Table, device_words, of_another_run, scaled
 from tencache._story import Stall, Story
 from tencache._units import format_time
 
 _ROWS_MAX = 20
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _HOW = (
     "Run the program with --trace FILE beside --stats, or give the trace of this run with --trace."
 )
@@ -66,12 +65,12 @@ def _fill_moves(section: Section, story: Story, begin_ns: int, words: DeviceWord
     used = [(move.end_ns * 1e-9, float(move.device_used)) for move in story.moves]
     used = sorted(point for point in used if point[0] >= begin_ns * 1e-9)
     if len(used) > 1:
-        unit, name = largest_unit(max(value for _, value in used), 1024, _SIZES)
+        unit, name = size_unit_for(max(value for _, value in used))
         section.drawings.append(
             _charts.lines(
                 f"Bytes in use {words.where}, at each move",
                 [_charts.Line(f"{words.name}, in use", scaled(used, unit), "c1", True)],
-                _second_text,
+                _charts.second_text,
                 lambda value: f"{value:g} {name}",
                 160,
             )
@@ -89,7 +88,7 @@ def _timeline(title: str, story: Story, begin_ns: int, end_ns: int) -> str:
         _charts.Strip(name, spans[name], style) for name, style in _STYLES.items() if name in spans
     ]
     strips.append(_charts.Strip("waits", waits, "bad"))
-    return _charts.timeline(title, strips, begin_ns * 1e-9, end_ns * 1e-9, _second_text)
+    return _charts.timeline(title, strips, begin_ns * 1e-9, end_ns * 1e-9, _charts.second_text)
 
 
 _STYLES = {
@@ -158,7 +157,3 @@ def _rows(stalls: Sequence[Stall], total_ns: int) -> list[tuple[str, ...]]:
         count = sum(stall.count for stall in rest)
         rows.append((f"{len(rest)} others", format_time(ns), f"{ns / total_ns:.0%}", str(count)))
     return rows
-
-
-def _second_text(seconds: float) -> str:
-    return f"{seconds:.6g} s"

@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tencache._story import Move, Op, Story, Wait
+from tencache._story import Move, Story, Wait
 
 _PROGRAM, _WAITS, _MOVES, _TIERS = 1, 2, 3, 4
 _GROUPS = {_PROGRAM: "program", _WAITS: "waits", _MOVES: "moves", _TIERS: "tiers"}
@@ -183,27 +183,21 @@ def _counter(name: str, at_ns: int, value: int) -> TraceEvent:
 
 def _arrows(waits: Iterable[Wait], lanes: _Lanes) -> Iterator[TraceEvent]:
     """Each from the start of a fetch to the end of the wait, where its op goes on."""
-    number = 0
-    for wait in waits:
-        for fetch in wait.fetches if wait.op else ():
-            number += 1
-            common = {"id": number, "cat": "late", "name": "late fetch"}
-            yield {
-                **common,
-                "ph": "s",
-                "pid": _MOVES,
-                "tid": lanes.lane_of(fetch),
-                "ts": _us(fetch.begin_ns),
-            }
-            yield {
-                **common,
-                "ph": "f",
-                "bp": "e",  # the slice around this time, not the next one
-                "pid": _PROGRAM,
-                "tid": _track(_owner(wait.op)),
-                "ts": _us(wait.end_ns),
-            }
-
-
-def _owner(op: Op | None) -> int:
-    return op.thread if op else 0
+    late = ((wait, wait.op, fetch) for wait in waits if wait.op for fetch in wait.fetches)
+    for number, (wait, op, fetch) in enumerate(late, 1):
+        common = {"id": number, "cat": "late", "name": "late fetch"}
+        yield {
+            **common,
+            "ph": "s",
+            "pid": _MOVES,
+            "tid": lanes.lane_of(fetch),
+            "ts": _us(fetch.begin_ns),
+        }
+        yield {
+            **common,
+            "ph": "f",
+            "bp": "e",  # the slice around this time, not the next one
+            "pid": _PROGRAM,
+            "tid": _track(op.thread),
+            "ts": _us(wait.end_ns),
+        }

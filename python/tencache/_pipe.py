@@ -23,11 +23,6 @@ GPUS_MAX = 1024
 _HOST_HEADROOM = "1/16"  # kHostHeadroomShare of the core
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "32GiB"; OptionError if the text is not a size."""
-    return core().parse_bytes(text)
-
-
 def parse_rate(text: str) -> float:
     """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise, so for bits ("5Gb/s")."""
     if re.search(r"[KMGTP]i?b", text):

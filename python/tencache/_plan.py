@@ -112,8 +112,8 @@ class Planner:
 
     def __init__(self, library: Core, period: Period, pipe: Pipe) -> None:
         self._library = library
-        self._period = period
-        self._pipe = pipe
+        self.period = period
+        self.pipe = pipe
         self._known: dict[int, Prediction] = {}
         # Predict with everything on the device, for the figures that no budget changes.
         self.ideal = self.predict(_ANY_BUDGET)
@@ -133,26 +133,26 @@ class Planner:
 
     def timeline(self, budget_bytes: int) -> dict[str, Any]:
         """The timeline under that budget, as tencache_plan_timeline() describes it."""
-        return self._library.plan_timeline(self._period.struct, self._machine(budget_bytes))
+        return self._library.plan_timeline(self.period.struct, self._machine(budget_bytes))
 
     def _ask(self, budget_bytes: int) -> Prediction:
-        figures = self._library.plan(self._period.struct, self._machine(budget_bytes))
+        figures = self._library.plan(self.period.struct, self._machine(budget_bytes))
         return Prediction(budget_bytes, **figures)
 
     def _machine(self, budget_bytes: int) -> MachineStruct:
         # Processors do no work for moves over the link to host memory.
-        work = 0 if self._pipe.host_bytes else 1
+        work = 0 if self.pipe.host_bytes else 1
         return MachineStruct(
             budget_bytes=budget_bytes,
-            read_bytes_per_s=self._pipe.read_bytes_per_s,
-            write_bytes_per_s=self._pipe.write_bytes_per_s,
-            is_half_duplex=self._pipe.is_half_duplex,
-            read_work_ns_per_byte=self._period.read_work_ns_per_byte * work,
-            write_work_ns_per_byte=self._period.write_work_ns_per_byte * work,
-            drop_work_ns_per_byte=self._period.drop_work_ns_per_byte * work,
-            host_bytes=self._pipe.host_bytes,
-            disk_read_bytes_per_s=self._pipe.disk_read_bytes_per_s,
-            disk_write_bytes_per_s=self._pipe.disk_write_bytes_per_s,
+            read_bytes_per_s=self.pipe.read_bytes_per_s,
+            write_bytes_per_s=self.pipe.write_bytes_per_s,
+            is_half_duplex=self.pipe.is_half_duplex,
+            read_work_ns_per_byte=self.period.read_work_ns_per_byte * work,
+            write_work_ns_per_byte=self.period.write_work_ns_per_byte * work,
+            drop_work_ns_per_byte=self.period.drop_work_ns_per_byte * work,
+            host_bytes=self.pipe.host_bytes,
+            disk_read_bytes_per_s=self.pipe.disk_read_bytes_per_s,
+            disk_write_bytes_per_s=self.pipe.disk_write_bytes_per_s,
         )
 
     def smallest(self) -> Prediction:
@@ -179,21 +179,17 @@ class Report:
     """Everything that the command shows."""
 
     file: Path
-    period: Period
-    pipe: Pipe
+    planner: Planner
     predictions: tuple[Prediction, ...]
     smallest: Prediction
     cheapest: Prediction
 
 
-def make_report(
-    planner: Planner, file: Path, period: Period, pipe: Pipe, budgets: Sequence[Budget]
-) -> Report:
+def make_report(planner: Planner, file: Path, budgets: Sequence[Budget]) -> Report:
     asked = [budget.bytes_of(planner.ideal.peak_bytes) for budget in budgets]
     return Report(
         file=file,
-        period=period,
-        pipe=pipe,
+        planner=planner,
         predictions=tuple(planner.predict_all(dict.fromkeys(asked))),
         smallest=planner.smallest(),
         cheapest=planner.cheapest(),
@@ -202,7 +198,7 @@ def make_report(
 
 def to_json(report: Report) -> dict[str, Any]:
     """The report as an object, schema 1; bytes and seconds."""
-    period, smallest = report.period, report.smallest
+    period, smallest = report.planner.period, report.smallest
     return {
         "schema": 1,
         "file": str(report.file),
@@ -211,7 +207,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "peak_bytes": smallest.peak_bytes,
         "largest_op_bytes": smallest.largest_op_bytes,
         "ideal_step_s": smallest.compute_ns * 1e-9,
-        "pipe": dataclasses.asdict(report.pipe),
+        "pipe": dataclasses.asdict(report.planner.pipe),
         "predictions": [_prediction_json(prediction) for prediction in report.predictions],
         "smallest": _prediction_json(smallest),
         "cheapest": _prediction_json(report.cheapest),
@@ -269,10 +265,10 @@ def show(report: Report, console: Console) -> None:
 
 
 def _title(report: Report) -> str:
-    period = report.period
+    period = report.planner.period
     title = (
         f"{report.file}: {period.op_count} ops, {period.tensor_count} tensors, peak "
-        f"{format_bytes(report.smallest.peak_bytes)}; {speeds(report.pipe)}"
+        f"{format_bytes(report.smallest.peak_bytes)}; {speeds(report.planner.pipe)}"
     )
     if period.device_budget_bytes:
         title += f"; recorded under {format_bytes(period.device_budget_bytes)}"
@@ -281,7 +277,7 @@ def _title(report: Report) -> str:
 
 def lines_below(report: Report) -> list[str]:
     """What several GPUs share, the budgets that matter, and what to know of some rows."""
-    shared = sharing(report.pipe)
+    shared = sharing(report.planner.pipe)
     lines = [] if shared is None else [shared]
     lines += [
         f"ideal step, computing alone: {format_time(report.smallest.compute_ns)}",

@@ -14,9 +14,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tencache._drawing import largest_unit, save, write_beside
+from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._pipe import speeds
-from tencache._plan import Planner, Prediction, Report
+from tencache._plan import NEAR_IDEAL, Prediction, Report
 from tencache._units import format_bytes, format_time
 
 _SAMPLES = 16
@@ -24,16 +24,14 @@ _HEADROOM = 1.25  # above the curve, for a name
 _PLAN_COLOR, _BOUND_COLOR, _IDEAL_COLOR = "#1f5fa8", "#b4552d", "#555555"
 
 
-def write_plot(path: Path, planner: Planner, report: Report) -> None:
+def write_plot(path: Path, report: Report) -> None:
     """Draws the report and budgets in between; `check_path` has accepted the path."""
     from matplotlib.figure import Figure
 
-    curve = sample(planner, report)
-    size_unit, size_name = largest_unit(
-        curve[-1].budget_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB")
-    )
+    curve = sample(report)
+    size_unit, size_name = size_unit_for(curve[-1].budget_bytes)
     longest_ns = max(1, *(prediction.step_ns for prediction in curve))
-    time_unit, time_name = largest_unit(longest_ns, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = time_unit_for(longest_ns)
 
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.add_subplot()
@@ -41,19 +39,20 @@ def write_plot(path: Path, planner: Planner, report: Report) -> None:
     axes.set_ylim(0, longest_ns / time_unit * _HEADROOM)
     axes.set_xlabel(f"device budget ({size_name})")
     axes.set_ylabel(f"time of a step ({time_name})")
-    axes.set_title(f"Predicted step time of {report.file.name}: {speeds(report.pipe)}", loc="left")
+    title = f"Predicted step time of {report.file.name}: {speeds(report.planner.pipe)}"
+    axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     _add_percent_axis(axes, report.smallest.peak_bytes / size_unit)
     _draw_lines(axes, report, curve, (size_unit, time_unit))
     save(figure, path)
 
 
-def sample(planner: Planner, report: Report) -> list[Prediction]:
+def sample(report: Report) -> list[Prediction]:
     """The curve from the smallest budget to the peak, through all earlier predictions."""
     low, high = report.smallest.largest_op_bytes, report.smallest.peak_bytes
     even = {low + (high - low) * step // _SAMPLES for step in range(_SAMPLES + 1)}
-    known = {budget for budget in planner.known_budgets() if low <= budget <= high}
-    return planner.predict_all(sorted(even | known))
+    known = {budget for budget in report.planner.known_budgets() if low <= budget <= high}
+    return report.planner.predict_all(sorted(even | known))
 
 
 def _draw_lines(
@@ -83,7 +82,7 @@ def _draw_lines(
     size, top = cheapest.budget_bytes / size_unit, max(steps) * _HEADROOM
     axes.vlines(size, cheapest.step_ns / time_unit, top, color=_PLAN_COLOR, linewidth=0.8)
     is_right = cheapest.share_of_peak > 0.5
-    text = f"within 5% of ideal from {format_bytes(cheapest.budget_bytes)}"
+    text = f"within {NEAR_IDEAL - 1:.0%} of ideal from {format_bytes(cheapest.budget_bytes)}"
     offset, side = (-4, "right") if is_right else (4, "left")
     write_beside(axes, text, (size, top), (offset, -12), _PLAN_COLOR, ha=side)
 

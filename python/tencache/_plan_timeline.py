@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tencache._drawing import largest_unit, save, write_beside
+from tencache._charts import covered
+from tencache._drawing import save, size_unit_for, time_unit_for, write_beside
 from tencache._library import TencacheError
 from tencache._pipe import speeds
-from tencache._plan import Planner, Prediction, Report
+from tencache._plan import Prediction, Report
 from tencache._units import format_bytes, format_time
 
 STRETCHES = 800
@@ -71,15 +72,8 @@ class Timeline:
         return list(zip(self.due_ns, self.begin_ns, strict=True))
 
     def shares(self, spans: Spans) -> list[float]:
-        """How much of each stretch the spans cover; no two spans overlap."""
-        width = self.played_ns / STRETCHES
-        covered = [0.0] * STRETCHES
-        for begin, end in spans:
-            first, last = max(0, begin), min(end, self.played_ns)
-            for stretch in range(self._stretch(first), self._stretch(last) + 1):
-                overlap = min(last, (stretch + 1) * width) - max(first, stretch * width)
-                covered[stretch] += max(0.0, overlap)
-        return [min(1.0, part / width) for part in covered]
+        """How much of each stretch the spans cover."""
+        return covered(spans, 0, self.played_ns, STRETCHES, least=0.0)
 
     def marks(self, times_ns: Iterable[int]) -> list[float]:
         """1 for each stretch in which one of the times lies, else 0."""
@@ -102,10 +96,10 @@ class Timeline:
         return min(STRETCHES - 1, max(0, time_ns * STRETCHES // self.played_ns))
 
 
-def write_timeline(path: Path, planner: Planner, report: Report) -> None:
+def write_timeline(path: Path, report: Report) -> None:
     """Draws the first budget of the report; `check_path` has accepted the path."""
     prediction = report.predictions[0]
-    timeline = Timeline.of(planner.timeline(prediction.budget_bytes))
+    timeline = Timeline.of(report.planner.timeline(prediction.budget_bytes))
     if not timeline.played_ns:
         raise TencacheError(
             f"{path} cannot be drawn: {report.file} takes no time under a budget of "
@@ -118,7 +112,7 @@ def draw(timeline: Timeline, prediction: Prediction, report: Report) -> Any:
     """The figure: one panel of bytes, and a strip for each thing that takes time."""
     from matplotlib.figure import Figure
 
-    time_unit, time_name = largest_unit(timeline.step_ns, 1000, ("ns", "us", "ms", "s"))
+    time_unit, time_name = time_unit_for(timeline.step_ns)
     played = timeline.played_ns / time_unit
     figure = Figure(figsize=(10, 5.6), layout="constrained")
     panels = figure.subplots(
@@ -159,7 +153,7 @@ def draw(timeline: Timeline, prediction: Prediction, report: Report) -> Any:
 def _title(prediction: Prediction, report: Report) -> str:
     return (
         f"{report.file.name} under {format_bytes(prediction.budget_bytes)}, "
-        f"{prediction.share_of_peak:.0%} of its peak; {speeds(report.pipe)}\n"
+        f"{prediction.share_of_peak:.0%} of its peak; {speeds(report.planner.pipe)}\n"
         f"predicted step {format_time(prediction.step_ns)}: "
         f"{format_time(prediction.compute_ns)} computing, "
         f"{format_time(prediction.stall_ns)} stall, {format_time(prediction.work_ns)} moving"
@@ -170,9 +164,7 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
     """Draws the bytes on the device, those that exist, and the budget, each with its name."""
     used, existing = timeline.most(timeline.used_bytes), timeline.most(timeline.existing_bytes)
     top = max(*used, *existing) * _HEADROOM
-    size_unit, size_name = largest_unit(
-        max(existing), 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    )
+    size_unit, size_name = size_unit_for(max(existing))
     panel.set_ylim(0, top / size_unit)
     panel.set_ylabel(size_name)
     for values, how in (
@@ -197,10 +189,6 @@ def _draw_bytes(panel: Any, timeline: Timeline, prediction: Prediction, played: 
 
 def _runs(values: Sequence[float], end: float) -> tuple[list[float], list[float]]:
     """Values and the borders between them for `stairs`; equal neighbours become one."""
-    heights = [values[0]]
-    borders = [0.0]
-    for stretch in range(1, len(values)):
-        if values[stretch] != heights[-1]:
-            heights.append(values[stretch])
-            borders.append(end * stretch / len(values))
-    return heights, [*borders, end]
+    starts = [0, *(at for at in range(1, len(values)) if values[at] != values[at - 1])]
+    borders = [end * start / len(values) for start in starts]
+    return [values[start] for start in starts], [*borders, end]

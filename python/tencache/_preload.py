@@ -28,22 +28,18 @@ def add_guard(environment: MutableMapping[str, str], library: Core, guard: Path 
     """Makes the dynamic linker load the guard before all other libraries, where GPUs are used."""
     if guard is None or not _wants_guard(library):
         return
-    if _is_separated(guard):
-        _warn(
-            guard,
-            "kernels that no op announces are not seen, nor streams that the program destroys. "
-            "Install tencache elsewhere, or silence this with --no-launch-guard.",
-        )
-        return
-    _add(environment, guard)
+    _add(
+        environment,
+        guard,
+        "kernels that no op announces are not seen, nor streams that the program destroys. "
+        "Install tencache elsewhere, or silence this with --no-launch-guard.",
+    )
 
 
 def add_preload(environment: MutableMapping[str, str], preload: Path) -> None:
     """Makes the dynamic linker load the preload library."""
-    if _is_separated(preload):
-        _warn(preload, "a C++ program would run without a budget. Install tencache elsewhere.")
-        return
-    _add(environment, preload)
+    consequence = "a C++ program would run without a budget. Install tencache elsewhere."
+    _add(environment, preload, consequence)
 
 
 def value(library: Core, guard: Path | None, preload: Path) -> str:
@@ -70,14 +66,14 @@ def _is_separated(path: Path) -> bool:
     return bool(set(str(path)) & set(_SEPARATORS))
 
 
-def _warn(path: Path, consequence: str) -> None:
-    say(
-        f"warning: {path} cannot be preloaded, because its path has a space or a colon in it: "
-        f"{consequence}"
-    )
-
-
-def _add(environment: MutableMapping[str, str], path: Path) -> None:
+def _add(environment: MutableMapping[str, str], path: Path, consequence: str) -> None:
+    """Adds the path to the variable, or warns of the consequence where it cannot stand there."""
+    if _is_separated(path):
+        say(
+            f"warning: {path} cannot be preloaded, because its path has a space or a colon in it: "
+            f"{consequence}"
+        )
+        return
     given = environment.get(VARIABLE, "")
     if str(path) not in re.split(f"[{_SEPARATORS}]", given):
         environment[VARIABLE] = f"{path}:{given}" if given else str(path)

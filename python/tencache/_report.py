@@ -115,37 +115,27 @@ def _stat_text(name: str, value: object) -> str:
     return "none" if value is None else shortened(str(value))
 
 
-def finish(
-    stats: Mapping[str, Any],
-    *,
-    stats_path: Path | None,
-    trace_path: Path | None,
-    period_path: Path | None,
-    quiet: bool,
-    library: Core,
-) -> None:
+def finish(stats: Mapping[str, Any], files: Mapping[str, Path], quiet: bool, library: Core) -> None:
     """Writes the requested files, then prints the summary unless quiet.
 
-    Even if quiet, says so when a requested period was not written. `period_path` is this process's
-    own file, the others are what the user named.
+    `files` are by the name of their option: `record` is this process's own file, the others are
+    what the user named. Even if quiet, says so when a requested period was not written.
     """
-    if stats_path is not None:
+    if "stats" in files:
         content = (json.dumps(stats, indent=2) + "\n").encode()
-        _write(stats_path, "stats", lambda path: library.write_file(path, content))
-    trace_size = None
-    if trace_path is not None:
-        trace_size = _write(trace_path, "trace", library.write_trace)
-    recorded = library.recorded() if period_path is not None else 0
-    if period_path is not None and recorded <= 0:
-        say(f"error: {period_path} was not written: {_NOT_RECORDED[recorded]}")
+        _write(files["stats"], "stats", lambda path: library.write_file(path, content))
+    trace_size = _write(files["trace"], "trace", library.write_trace) if "trace" in files else None
+    recorded = library.recorded() if "record" in files else 0
+    if "record" in files and recorded <= 0:
+        say(f"error: {files['record']} was not written: {_NOT_RECORDED[recorded]}")
     if quiet:
         return
     for line in summary_lines(stats):
         say(line)
     if recorded > 0:
-        say(f"one period was recorded: tencache plan {period_path}")
-    if trace_path is not None and trace_size is not None:
-        own_path = ranked_path(trace_path, os.environ)
+        say(f"one period was recorded: tencache plan {files['record']}")
+    if trace_size is not None:
+        own_path = ranked_path(files["trace"], os.environ)
         say(f"the trace is in {own_path} ({format_bytes(trace_size)})")
 
 

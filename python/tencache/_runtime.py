@@ -93,11 +93,7 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
     _note_asked()
     if unnamed:
         raise TypeError(_unnamed_message(unnamed))
-    given = {
-        name: _options.to_text(_options.find(name), value)
-        for name, value in options.items()
-        if value is not None
-    }
+    given = _options.texts_of(options)
     # Import outside the lock: if TENCACHE asks for tencache, this import itself calls enable().
     import torch
 
@@ -490,14 +486,8 @@ def _at_exit() -> None:
     }
     if "trace" in files:
         _names.name_modules(core())
-    _report.finish(
-        _stats_for_file(_enabled, files) if "stats" in files else stats(),
-        stats_path=files.get("stats"),
-        trace_path=files.get("trace"),
-        period_path=files.get("record"),
-        quiet=_enabled.texts["quiet"] == "on",
-        library=core(),
-    )
+    content = _stats_for_file(_enabled, files) if "stats" in files else stats()
+    _report.finish(content, files, quiet=_enabled.texts["quiet"] == "on", library=core())
 
 
 def _stats_for_file(enabled: _Enabled, files: Mapping[str, Path]) -> dict[str, Any]:

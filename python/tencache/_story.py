@@ -131,13 +131,18 @@ class Story:
 
     def cold_bytes(self) -> dict[str, list[tuple[int, int]]]:
         """The bytes of cold extents on each lower tier: (time, bytes) at each change."""
-        places = _Places(self._first_places())
-        points: dict[str, list[tuple[int, int]]] = {
-            tier: [(self.begin_ns, total)] for tier, total in places.totals.items()
-        }
+        places = self._first_places()
+        totals: dict[str, int] = defaultdict(int)
+        for tier, size in places.values():
+            totals[tier] += size
+        points = {tier: [(self.begin_ns, total)] for tier, total in totals.items()}
         for at_ns, extent, tier, size in sorted(self._departures(), key=lambda step: step[0]):
-            for changed in places.put(extent, tier, size):
-                points.setdefault(changed, []).append((at_ns, places.totals[changed]))
+            old_tier, old_size = places.get(extent, ("device", 0))
+            places[extent] = (tier, size)
+            totals[old_tier] -= old_size
+            totals[tier] += size
+            for changed in {old_tier, tier} - {"device"}:
+                points.setdefault(changed, []).append((at_ns, totals[changed]))
         return points
 
     def _departures(self) -> Iterator[tuple[int, int, str, int]]:
@@ -154,29 +159,6 @@ class Story:
         for move in self.moves:
             first.setdefault(move.extent, (move.source, move.bytes))
         return {extent: place for extent, place in first.items() if place[0] != "device"}
-
-
-class _Places:
-    """Where each extent is, and how much that makes on each tier below the device."""
-
-    def __init__(self, places: dict[int, tuple[str, int]]) -> None:
-        self._places = dict(places)
-        self.totals: dict[str, int] = defaultdict(int)
-        for tier, size in places.values():
-            self.totals[tier] += size
-
-    def put(self, extent: int, tier: str, size: int) -> set[str]:
-        """Moves an extent; returns the tiers whose totals have changed."""
-        changed = set()
-        old = self._places.pop(extent, None)
-        if old is not None:
-            self.totals[old[0]] -= old[1]
-            changed.add(old[0])
-        if tier != "device":
-            self._places[extent] = (tier, size)
-            self.totals[tier] += size
-            changed.add(tier)
-        return changed
 
 
 def tell(path: Path) -> Story:

@@ -103,10 +103,12 @@ def why_no_shim(torch: TorchVersion) -> str | None:
 def why_no_cuda_shim(torch: TorchVersion) -> str | None:
     """Why there is no library for the GPU memory of that torch, as a clause; None if there is.
 
-    It has a library for its other memory and is built for CUDA.
+    There is a library for its other memory.
     """
     from tencache._build_info import CUDA_SHIMS
 
+    if torch.cuda is None:
+        return f"torch {torch.text} is built without CUDA"
     if torch.cuda_key in CUDA_SHIMS:
         return None
     majors = [key.split("-cu")[1] for key in CUDA_SHIMS if key.startswith(f"{torch.minor}-cu")]

@@ -82,10 +82,13 @@ class TraceReader:
         self.run_id = description.get("run_id")
         # Traces of version 1 have neither.
         self.has_moves = "moves_lost" in description
-        self.lost_moves = int(description.get("moves_lost", 0))
-        self.names = {
-            int(extent): str(name) for extent, name in description.get("names", {}).items()
-        }
+        try:
+            self.lost_moves = int(description.get("moves_lost", 0))
+            self.names = {
+                int(extent): str(name) for extent, name in description.get("names", {}).items()
+            }
+        except (ValueError, TypeError, AttributeError, OverflowError) as error:
+            raise TencacheError(self._refusal(1, "its moves_lost or names are damaged")) from error
 
     def events(self) -> Iterator[Event]:
         """All events in order of time."""
@@ -106,7 +109,7 @@ class TraceReader:
     def _parse(self, number: int, line: str) -> dict[str, Any]:
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TencacheError(self._refusal(number, "it is not JSON")) from error
         if not isinstance(value, dict):
             raise TencacheError(self._refusal(number, "it is not a JSON object"))

@@ -22,7 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from tencache._import_hooks import when_imported
-from tencache._inductor import READ, WRITE, Armed, Gate
+from tencache._inductor import READ, WRITE
+from tencache._library import Core, Shim
 
 # The two classes. Inductor launches its kernels itself, without Triton's class.
 LAUNCHERS = (
@@ -31,17 +32,17 @@ LAUNCHERS = (
 )
 
 
-def install(core: Armed, gate: Gate) -> None:
+def install(core: Core, gate: Shim) -> None:
     """Gates every launch from now on; waits for modules that are not imported yet."""
     for module_name, class_name in LAUNCHERS:
         when_imported(module_name, class_name, functools.partial(_patch_in, class_name, core, gate))
 
 
-def _patch_in(class_name: str, core: Armed, gate: Gate, module: ModuleType) -> None:
+def _patch_in(class_name: str, core: Core, gate: Shim, module: ModuleType) -> None:
     patch(getattr(module, class_name), core, gate)
 
 
-def patch(launcher: Any, core: Armed, gate: Gate) -> None:
+def patch(launcher: Any, core: Core, gate: Shim) -> None:
     """Wraps `run` of the class."""
     launcher.run = gated(
         launcher.run, lambda arguments: _name(arguments[0]), core, gate, inputs_of_inductor
@@ -51,8 +52,8 @@ def patch(launcher: Any, core: Armed, gate: Gate) -> None:
 def gated(
     function: Callable[..., Any],
     name_of: Callable[[Sequence[Any]], bytes],
-    core: Armed,
-    gate: Gate,
+    core: Core,
+    gate: Shim,
     inputs_of: Callable[[Sequence[Any]], Container[int]] = lambda _: (),
 ) -> Callable[..., Any]:
     """The function, as one op that names the tensors among its arguments.
@@ -102,7 +103,7 @@ def inputs_of_inductor(arguments: Sequence[Any]) -> Container[int]:
 
 
 def addresses(values: Iterable[Any]) -> Iterator[int]:
-    """The addresses of the tensors among a launch's arguments."""
+    """The addresses of the tensors and storages among the values, which are arguments of a call."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from addresses(value)

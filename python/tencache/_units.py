@@ -8,18 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SIZES = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
 
 def format_bytes(count: float) -> str:
     """ "1.50 GiB", "640 MiB", "12 B": powers of 1024 and three digits, as the core writes them."""
-    if count < 1024:
-        return f"{int(count)} B"
-    value, unit = count / 1024, 0
-    while value >= 1023.5 and unit + 1 < len(_SIZES):
-        value, unit = value / 1024, unit + 1
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f} {_SIZES[unit]}"
+    return _scaled(count, ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), base=1024)
 
 
 def format_seconds(seconds: float) -> str:
@@ -43,9 +35,9 @@ def format_rate(bytes_per_s: float) -> str:
     return _scaled(bytes_per_s, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
-def _scaled(value: float, units: Sequence[str]) -> str:
+def _scaled(value: float, units: Sequence[str], base: int = 1000) -> str:
     unit = 0
-    while value >= 999.5 and unit + 1 < len(units):
-        value, unit = value / 1000, unit + 1
+    while value >= base - 0.5 and unit + 1 < len(units):
+        value, unit = value / base, unit + 1
     decimals = 0 if unit == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{decimals}f} {units[unit]}"

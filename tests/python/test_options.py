@@ -183,4 +183,4 @@ def test_options_before_enable_are_the_environment_and_the_defaults(monkeypatch)
 
 
 def test_version_is_the_same_everywhere():
-    assert tencache.__version__ == core().version()
+    assert tencache.__version__ == core().doctor()["version"]

@@ -534,12 +534,10 @@ def test_plot_is_drawn(run_tencache, tmp_path, name, begin):
 
 def test_plot_shows_the_curve_from_the_smallest_budget_to_the_peak(tmp_path):
     path = write_lines(tmp_path / "period.jsonl", *FOUR_IN_TURN)
-    period = _period_file.read_period(path)
-    pipe = _pipe.Pipe(1e9, 1e9)
-    planner = _plan.Planner(core(), period, pipe)
+    planner = _plan.Planner(core(), _period_file.read_period(path), _pipe.Pipe(1e9, 1e9))
     budgets = _plan.parse_budgets("5,90%,1GiB")
-    report = _plan.make_report(planner, path, period, pipe, budgets)
-    curve = _plan_plot.sample(planner, report)
+    report = _plan.make_report(planner, path, budgets)
+    curve = _plan_plot.sample(report)
     budgets = [p.budget_bytes for p in curve]
     assert budgets == sorted(set(budgets))
     assert {10, 20, 36, 40} < set(budgets)

@@ -123,9 +123,7 @@ def test_host_memory_that_holds_everything_leaves_nothing_to_share(period):
 def test_timeline_is_that_of_one_gpu(period, tmp_path):
     pipe = Pipe.of(period, with_gpus(WHOLE, 2))
     planner = _plan.Planner(core(), period, pipe)
-    report = _plan.make_report(
-        planner, tmp_path / "period.jsonl", period, pipe, _plan.parse_budgets("25%")
-    )
+    report = _plan.make_report(planner, tmp_path / "period.jsonl", _plan.parse_budgets("25%"))
     answer = planner.timeline(10)
     assert answer == planner_of(period, HALF).timeline(10)
     figure = _plan_timeline.draw(_plan_timeline.Timeline.of(answer), report.predictions[0], report)

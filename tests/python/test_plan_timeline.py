@@ -32,10 +32,8 @@ def test_timeline_is_drawn(run_tencache, tmp_path, name, begin):
 
 def timeline_of(path, budgets):
     """The timeline under the first budget, and the figure that shows it."""
-    period = _period_file.read_period(path)
-    pipe = _pipe.Pipe(1e9, 1e9)
-    planner = _plan.Planner(core(), period, pipe)
-    report = _plan.make_report(planner, path, period, pipe, _plan.parse_budgets(budgets))
+    planner = _plan.Planner(core(), _period_file.read_period(path), _pipe.Pipe(1e9, 1e9))
+    report = _plan.make_report(planner, path, _plan.parse_budgets(budgets))
     prediction = report.predictions[0]
     timeline = _plan_timeline.Timeline.of(planner.timeline(prediction.budget_bytes))
     return timeline, _plan_timeline.draw(timeline, prediction, report)

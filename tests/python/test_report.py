@@ -265,9 +265,12 @@ class Library:
         path.write_text(TRACE)
 
 
+OPTION_OF = {"stats_path": "stats", "trace_path": "trace", "period_path": "record"}
+
+
 def finish(stats=STATS, *, recorded=0, quiet=True, **paths):
-    every = {"stats_path": None, "trace_path": None, "period_path": None, **paths}
-    _report.finish(stats, **every, quiet=quiet, library=Library(recorded))
+    files = {OPTION_OF[name]: path for name, path in paths.items()}
+    _report.finish(stats, files, quiet=quiet, library=Library(recorded))
 
 
 def test_file_that_cannot_be_written_is_one_line_and_no_exception(tmp_path, capsys):
@@ -461,6 +464,7 @@ def test_trace_table_is_aligned(tmp_path):
         ('{"a": 1}\n', "its format is not tencache-events"),
         ('{"format": "tencache-events", "version": 9}\n', "version 9, and this tencache"),
         ('{"format": "tencache-events", "version": 1}\n', "how many events were lost"),
+        pytest.param("[" * 100_000, "line 1, .* it is not JSON", id="deep"),
         ("\udcff\n", "line 1, is not from a trace"),
         ("", "line 1, is not from a trace"),
     ],
@@ -471,6 +475,17 @@ def test_file_that_is_no_trace_is_refused_with_its_name(tmp_path, text, message)
     with pytest.raises(TencacheError, match=message) as caught:
         _trace.TraceReader(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"names": []}, {"names": {"a": "w"}}, {"moves_lost": "x"}, {"moves_lost": float("inf")}],
+)
+def test_a_trace_with_a_damaged_head_is_refused(tmp_path, changes):
+    path = tmp_path / "run.trace"
+    write_trace_file(path, [], **changes)
+    with pytest.raises(TencacheError, match="line 1, .* moves_lost or names are damaged"):
+        _trace.TraceReader(path)
 
 
 def test_damaged_trace_names_the_line(tmp_path):

@@ -75,7 +75,7 @@ def test_a_libtorch_that_tells_another_layout_is_refused(
             for part in {expected!r}:
                 assert part in text, text
             doors = shim(running(torch))
-            for part in (doors.built_for(), f"`{{REBUILD_COMMAND}}`", "installed nothing"):
+            for part in (doors.describe()["torch"], f"`{{REBUILD_COMMAND}}`", "installed nothing"):
                 assert part in text, text
             assert not doors.describe()["installed"]
         assert not tencache.is_enabled()

@@ -443,6 +443,9 @@ def test_rows_of_several_processes_say_which_is_which():
         (["/venv/bin/python", "-u", "-X", "dev", "src/train.py", "--lr", "1"], "train.py"),
         (["python3.11", "-m", "pkg.train", "x"], "pkg.train"),
         (["python", "-c", "import torch"], "python -c"),
+        (["python", "-mpkg.train", "cfg.yaml"], "pkg.train"),
+        (["python", "-uc", "import torch", "cfg.yaml"], "python -c"),
+        (["python", "-Wignore", "-Xdev", "-uW", "error", "train.py"], "train.py"),
         (["python"], "python"),
         (["./build/plain", "8"], "plain"),
         (

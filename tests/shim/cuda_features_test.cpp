@@ -207,6 +207,27 @@ TEST_F(CudaPoolTest, TrackersHearOfTheSegmentsOfPools) {
   }
 }
 
+// NCCL may refuse to register memory. Who asked for it hears so, as with PyTorch's own allocator.
+TEST_F(CudaPoolTest, ATrackerThatThrowsLeavesThePoolWhole) {
+  start();
+  bool throws = true;
+  cuda_->attachAllocatorTraceTracker([&](const c10::CachingDeviceAllocator::TraceEntry&) {
+    TORCH_CHECK(!throws, "not registered");
+  });
+  begin();
+  EXPECT_EQ(text_of([&] { (void)allocate(11 * kMiB); }), "not registered");
+  EXPECT_TRUE(cuda_->checkPoolLiveAllocations(0, kGraph, {}));
+  throws = false;
+  EXPECT_EQ(pool_of(allocate(11 * kMiB).get()), kGraph);
+  EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u) << "the same memory serves now";
+  end();
+  cuda_->releasePool(0, kGraph);
+  throws = true;
+  EXPECT_EQ(text_of([&] { cuda_->emptyCache({0, 0}); }), "not registered");
+  EXPECT_EQ(g_current.synchronize_count, 1) << "nobody is about to allocate in it";
+  EXPECT_TRUE(cuda_->snapshot(kGraph, false).segments.empty());
+}
+
 TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
   start();
   EXPECT_NE(text_of([&] { cuda_->releasePool(0, kGraph); }).find("no private pool (1, 0)"),

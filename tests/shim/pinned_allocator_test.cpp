@@ -281,6 +281,20 @@ TEST_F(PinnedAllocatorTest, APoolOfTwoGraphsIsReleasedByBoth) {
   EXPECT_EQ(g_current.synchronize_count, 1);
 }
 
+TEST_F(PinnedAllocatorTest, PoolsStayWhereTheDeviceCannotBeWaitedFor) {
+  start();
+  for (const Id& graph : {Id{1, 0}, Id{2, 0}}) {
+    host_->begin_allocate_to_pool(graph, [](c10::Stream) { return true; });
+    (void)allocate(kBudget / 2);
+    host_->end_allocate_to_pool(graph);
+    host_->release_pool(graph);
+  }
+  g_current.on_synchronize = [] { TORCH_CHECK(false, "the device is broken"); };
+  EXPECT_EQ(text_of([&] { host_->empty_cache(); }), "the device is broken");
+  g_current.on_synchronize = nullptr;
+  kept_.push_back(allocate(kBudget));  // the memory of both
+}
+
 TEST_F(PinnedAllocatorTest, StatisticsTellExactBytes) {
   start();
   kept_.push_back(allocate(33 * kKiB));
