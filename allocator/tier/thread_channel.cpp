@@ -21,7 +21,6 @@
 #include <deque>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -116,9 +115,8 @@ TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const Io
                                        PieceObserver* observer) {
   if (threads_.empty()) start_threads();
   if (bounce_ring_ == nullptr && has_segment_without_memory(segments)) {
-    Result<std::unique_ptr<BounceRing>> ring = BounceRing::create(window_);
-    if (!ring.is_ok()) return {ring.status(), false, 0};
-    bounce_ring_ = std::move(ring).value();
+    const Status made = BounceRing::create(window_).move_to(&bounce_ring_);
+    if (!made.is_ok()) return {made, false, 0};
   }
   PieceSequence sequence(direction, segments, window_, observer, bounce_ring_.get());
   while (sequence.is_active()) {

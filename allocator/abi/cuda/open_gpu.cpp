@@ -41,10 +41,8 @@ Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& 
   gpu->device = device.value().get();
   gpu->total_bytes = gpu->device->gpu().facts().total_bytes;
   gpu->budget_bytes_max = device_config.budget_bytes;
-  Result<std::unique_ptr<Engine>> engine =
-      Engine::create(std::move(engine_config), std::move(device).value());
-  if (!engine.is_ok()) return engine.status();
-  gpu->engine = std::move(engine).value();
+  TENCACHE_RETURN_IF_ERROR(
+      Engine::create(std::move(engine_config), std::move(device).value()).move_to(&gpu->engine));
   return gpu.release();
 }
 

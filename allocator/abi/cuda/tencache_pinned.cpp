@@ -20,10 +20,8 @@ struct tencache_pinned {
 namespace tencache {
 
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config) {
-  Result<std::unique_ptr<PinnedMemory>> memory = PinnedMemory::open(driver, std::move(config));
-  if (!memory.is_ok()) return memory.status();
   auto pinned = std::make_unique<tencache_pinned>();
-  pinned->memory = std::move(memory).value();
+  TENCACHE_RETURN_IF_ERROR(PinnedMemory::open(driver, std::move(config)).move_to(&pinned->memory));
   return pinned.release();
 }
 
