@@ -28,7 +28,7 @@ Status check_stream(void* stream) {
           "to it; use a stream that was created, or the default stream."};
 }
 
-tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
+tencache_gpu_uses converted_uses(const UsesOfKind& uses, const FrameUse& frames) {
   return {
       converted(uses.bytes),        converted(uses.allocations),     converted(uses.active_bytes),
       converted(uses.active_count), converted(uses.requested_bytes), converted(uses.split_bytes),
@@ -61,18 +61,6 @@ int state_number(BlockState state) {
       return TENCACHE_BLOCK_PENDING_FREE;
   }
   return TENCACHE_BLOCK_INACTIVE;
-}
-
-void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
-  const ProgramUses uses = view.uses();
-  const FrameUses frames = view.frames();
-  const CudaHeapFigures figures = view.figures();
-  stats->all = converted(uses.all, frames.all);
-  stats->small = converted(uses.small, frames.small);
-  stats->large = converted(uses.large, frames.large);
-  stats->cached_bytes = figures.cached_bytes;
-  stats->cold_bytes = figures.cold_bytes;
-  stats->others_bytes = figures.others_bytes;
 }
 
 }  // namespace
@@ -192,22 +180,12 @@ int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {
-  tencache::Engine& engine = *gpu->engine;
-  *stats = {};
-  tencache::fill_memory(gpu->device->view(), stats);
-  if (const tencache::HostTier* host = gpu->device->host()) {
-    stats->host_bytes = host->stats().chunk_bytes;
-  }
-  stats->device_budget_bytes = engine.budget().limit();
-  const tencache::Stats& counters = engine.settled_stats();
-  stats->over_budget_events = counters.over_budget_events;
-  stats->over_budget_peak_bytes = counters.over_budget_peak_bytes;
-  stats->evicted_bytes = counters.evicted_bytes;
-  stats->fetched_bytes = counters.fetched_bytes;
-  stats->early_fetches = counters.early_fetches;
-  stats->late_fetches = counters.late_fetches;
-  stats->wasted_fetches = counters.wasted_fetches;
-  stats->stall_ns = counters.stall_ns;
+  const tencache::CudaHeapView view = gpu->device->view();
+  const tencache::ProgramUses uses = view.uses();
+  const tencache::FrameUses frames = view.frames();
+  *stats = {tencache::converted_uses(uses.all, frames.all),
+            tencache::converted_uses(uses.small, frames.small),
+            tencache::converted_uses(uses.large, frames.large), view.figures().cold_bytes};
 }
 
 tencache_gpu_use tencache_gpu_use_now(const tencache_gpu* gpu) {
