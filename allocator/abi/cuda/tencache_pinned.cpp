@@ -12,11 +12,6 @@
 #include "abi/error_text.h"
 #include "memory/cuda/pinned_memory.h"
 
-struct tencache_pinned {
-  std::unique_ptr<tencache::DriverApi> own_driver;  // null if the caller brought one
-  std::unique_ptr<tencache::PinnedMemory> memory;
-};
-
 namespace tencache {
 
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config) {
@@ -121,13 +116,8 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
   *stats = {};
   stats->bytes = tencache::converted(figures.bytes);
   stats->allocations = tencache::converted(figures.blocks);
-  stats->waiting_bytes = figures.waiting_bytes;
-  stats->waiting_count = figures.waiting_count;
-  stats->kept_bytes = figures.kept_bytes;
   stats->mapped_bytes = tencache::converted(tier.mapped_bytes);
   stats->mapped_count = tencache::converted(tier.mapped_chunks);
-  stats->pinned_bytes = tier.pinned_bytes;
-  stats->budget_bytes = pinned->memory->tier().budget_bytes();
   static_assert(sizeof stats->added_by_size == sizeof times.count_by_size);
   std::ranges::copy(times.count_by_size, stats->added_by_size);
   stats->pin_ns = times.total_ns;
