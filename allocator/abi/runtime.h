@@ -28,8 +28,9 @@ namespace tencache {
 struct CpuDeviceConfig;
 struct CudaDeviceConfig;
 
-/// What became of the period that the option record asks for.
-enum class Recorded : uint8_t { kNothing, kWritten, kFailed };
+/// What became of the period that the option record asks for. The numbers are those of
+/// tencache_recorded().
+enum class Recorded : int8_t { kFailed = -1, kNothing = 0, kWritten = 1 };
 
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;

@@ -266,17 +266,7 @@ int tencache_is_same_output(const char* one, const char* other) {
   return tencache::is_same_output(one, other) ? 1 : 0;
 }
 
-int tencache_recorded(void) {
-  switch (Runtime::instance().recorded()) {
-    case tencache::Recorded::kNothing:
-      return 0;
-    case tencache::Recorded::kWritten:
-      return 1;
-    case tencache::Recorded::kFailed:
-      break;
-  }
-  return -1;
-}
+int tencache_recorded(void) { return static_cast<int>(Runtime::instance().recorded()); }
 
 int tencache_plan(const tencache_period* period, const tencache_machine* machine, char* buffer,
                   size_t bytes, tencache_error* error) {

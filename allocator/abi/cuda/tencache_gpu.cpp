@@ -19,6 +19,13 @@
 namespace tencache {
 namespace {
 
+static_assert(static_cast<int>(HeapEvent::kSegmentMade) == TENCACHE_SEGMENT_MADE);
+static_assert(static_cast<int>(HeapEvent::kSegmentGone) == TENCACHE_SEGMENT_GONE);
+static_assert(static_cast<int>(HeapEvent::kFreeCompleted) == TENCACHE_FREE_COMPLETED);
+static_assert(static_cast<int>(BlockState::kFree) == TENCACHE_BLOCK_INACTIVE);
+static_assert(static_cast<int>(BlockState::kActive) == TENCACHE_BLOCK_ALLOCATED);
+static_assert(static_cast<int>(BlockState::kWaiting) == TENCACHE_BLOCK_PENDING_FREE);
+
 CUstream as_stream(void* stream) { return static_cast<CUstream>(stream); }
 
 Status check_stream(void* stream) {
@@ -40,28 +47,13 @@ class CallbackObserver final : public HeapObserver {
   using Note = void (*)(void* context, int event, uintptr_t address, uint64_t bytes);
   CallbackObserver(Note note, void* context) : note_(note), context_(context) {}
   void note(HeapEvent event, CUdeviceptr address, uint64_t bytes) override {
-    const int code = event == HeapEvent::kSegmentMade   ? TENCACHE_SEGMENT_MADE
-                     : event == HeapEvent::kSegmentGone ? TENCACHE_SEGMENT_GONE
-                                                        : TENCACHE_FREE_COMPLETED;
-    note_(context_, code, static_cast<uintptr_t>(address), bytes);
+    note_(context_, static_cast<int>(event), static_cast<uintptr_t>(address), bytes);
   }
 
  private:
   const Note note_;
   void* const context_;
 };
-
-int state_number(BlockState state) {
-  switch (state) {
-    case BlockState::kFree:
-      return TENCACHE_BLOCK_INACTIVE;
-    case BlockState::kActive:
-      return TENCACHE_BLOCK_ALLOCATED;
-    case BlockState::kWaiting:
-      return TENCACHE_BLOCK_PENDING_FREE;
-  }
-  return TENCACHE_BLOCK_INACTIVE;
-}
 
 }  // namespace
 }  // namespace tencache
@@ -231,7 +223,7 @@ void tencache_gpu_walk(const tencache_gpu* gpu,
     blocks.clear();
     for (const tencache::BlockView& block : view.blocks) {
       blocks.push_back({static_cast<uintptr_t>(block.address), block.bytes, block.requested_bytes,
-                        tencache::state_number(block.state), 0});
+                        static_cast<int>(block.state), 0});
     }
     const tencache_gpu_segment segment = {static_cast<uintptr_t>(view.address),
                                           view.bytes,

@@ -22,6 +22,10 @@ Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig
 
 namespace {
 
+static_assert(static_cast<int>(PinnedState::kKept) == TENCACHE_BLOCK_INACTIVE);
+static_assert(static_cast<int>(PinnedState::kInUse) == TENCACHE_BLOCK_ALLOCATED);
+static_assert(static_cast<int>(PinnedState::kWaiting) == TENCACHE_BLOCK_PENDING_FREE);
+
 Result<tencache_pinned*> open_pinned_with_own_driver(int ordinal) {
   const Result<DriverApi> loaded = load_driver();
   if (!loaded.is_ok()) return loaded.status();
@@ -47,18 +51,6 @@ void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_er
   if (address.is_ok()) return address.value();
   report(address.status(), error);
   return nullptr;
-}
-
-int state_number(PinnedState state) {
-  switch (state) {
-    case PinnedState::kInUse:
-      return TENCACHE_BLOCK_ALLOCATED;
-    case PinnedState::kWaiting:
-      return TENCACHE_BLOCK_PENDING_FREE;
-    case PinnedState::kKept:
-      return TENCACHE_BLOCK_INACTIVE;
-  }
-  return TENCACHE_BLOCK_INACTIVE;
 }
 
 }  // namespace
@@ -142,7 +134,7 @@ void tencache_pinned_walk(tencache_pinned* pinned,
                           void* context) {
   for (const tencache::PinnedView& view : pinned->memory->pool().blocks()) {
     const tencache_pinned_block block = {reinterpret_cast<uintptr_t>(view.memory), view.bytes,
-                                         view.private_pool, tencache::state_number(view.state)};
+                                         view.private_pool, static_cast<int>(view.state)};
     visit(context, &block);
   }
 }

@@ -41,7 +41,7 @@
 
 namespace tencache {
 
-enum class PinnedState : uint8_t { kInUse, kWaiting, kKept };
+enum class PinnedState : uint8_t { kKept, kInUse, kWaiting };
 
 /// A block as blocks() shows it.
 struct PinnedView {
