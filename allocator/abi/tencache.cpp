@@ -103,16 +103,11 @@ const tencache_arena* tencache_get_arena(void) { return Runtime::instance().aren
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
   Engine* cpu = cpu_engine();
-  if (cpu == nullptr) {
-    report(Status(tencache::StatusCode::kFailedPrecondition,
-                  "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
-                  "use the backend cpu for that"),
-           error);
-    return nullptr;
-  }
-  const tencache::Result<void*> address = cpu->allocate(bytes);
-  if (address.is_ok()) return address.value();
-  report(address.status(), error);
+  if (cpu != nullptr) return tencache::value_or_null(cpu->allocate(bytes), error);
+  report(Status(tencache::StatusCode::kFailedPrecondition,
+                "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
+                "use the backend cpu for that"),
+         error);
   return nullptr;
 }
 

@@ -114,10 +114,7 @@ Result<tencache_gpu*> open_with_own_driver(int ordinal, double fraction) {
 extern "C" {
 
 tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error) {
-  const tencache::Result<tencache_gpu*> gpu = tencache::open_with_own_driver(ordinal, fraction);
-  if (gpu.is_ok()) return gpu.value();
-  tencache::report(gpu.status(), error);
-  return nullptr;
+  return tencache::value_or_null(tencache::open_with_own_driver(ordinal, fraction), error);
 }
 
 void tencache_gpu_close(tencache_gpu* gpu) {

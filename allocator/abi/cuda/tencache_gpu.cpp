@@ -77,13 +77,9 @@ tencache_arena tencache_gpu_arena(const tencache_gpu* gpu) {
 }
 
 void* tencache_gpu_allocate(tencache_gpu* gpu, size_t bytes, void* stream, tencache_error* error) {
-  Result<void*> address = tencache::check_stream(stream);
-  if (address.status().is_ok()) {
-    address = gpu->engine->allocate(bytes, stream);
-  }
-  if (address.is_ok()) return address.value();
-  tencache::report(address.status(), error);
-  return nullptr;
+  const Status checked = tencache::check_stream(stream);
+  return tencache::value_or_null(
+      checked.is_ok() ? gpu->engine->allocate(bytes, stream) : Result<void*>(checked), error);
 }
 
 void tencache_gpu_free(tencache_gpu* gpu, void* address) { gpu->engine->free(address); }

@@ -46,23 +46,13 @@ Result<bool> note_use(tencache_pinned* pinned, const void* address, int ordinal,
   return pinned->memory->note_use(address, ordinal, static_cast<CUstream>(stream));
 }
 
-void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_error* error) {
-  const Result<void*> address = pinned->memory->pool().allocate(bytes, pool);
-  if (address.is_ok()) return address.value();
-  report(address.status(), error);
-  return nullptr;
-}
-
 }  // namespace
 }  // namespace tencache
 
 extern "C" {
 
 tencache_pinned* tencache_pinned_open(int ordinal, tencache_error* error) {
-  const tencache::Result<tencache_pinned*> pinned = tencache::open_pinned_with_own_driver(ordinal);
-  if (pinned.is_ok()) return pinned.value();
-  tencache::report(pinned.status(), error);
-  return nullptr;
+  return tencache::value_or_null(tencache::open_pinned_with_own_driver(ordinal), error);
 }
 
 void tencache_pinned_close(tencache_pinned* pinned) {
@@ -72,7 +62,7 @@ void tencache_pinned_close(tencache_pinned* pinned) {
 }
 
 void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes, tencache_error* error) {
-  return tencache::allocate(pinned, 0, bytes, error);
+  return tencache::value_or_null(pinned->memory->pool().allocate(bytes), error);
 }
 
 void tencache_pinned_free(tencache_pinned* pinned, void* address) {
@@ -94,7 +84,7 @@ uint64_t tencache_pinned_make_pool(tencache_pinned* pinned) {
 
 void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool, size_t bytes,
                                        tencache_error* error) {
-  return tencache::allocate(pinned, pool, bytes, error);
+  return tencache::value_or_null(pinned->memory->pool().allocate(bytes, pool), error);
 }
 
 void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t pool) {
