@@ -77,13 +77,8 @@ void FileIdentity::end(int fd, const char* what) {
 FileHold::FileHold(int fd) {
   void* const page = mmap(nullptr, kHeldBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
   if (page == MAP_FAILED) return;
-  page_ = page;
-  owner_pid_ = getpid();
-  (void)madvise(page_, kHeldBytes, MADV_DONTFORK);
-}
-
-FileHold::~FileHold() {
-  if (page_ != nullptr && owner_pid_ == getpid()) munmap(page_, kHeldBytes);
+  page_ = MappedPages(static_cast<char*>(page), Unmap{kHeldBytes});
+  (void)madvise(page, kHeldBytes, MADV_DONTFORK);
 }
 
 }  // namespace tencache

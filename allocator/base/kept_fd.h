@@ -23,6 +23,7 @@
 
 #include <utility>
 
+#include "base/mapped_pages.h"
 #include "base/unique_fd.h"
 
 namespace tencache {
@@ -59,20 +60,11 @@ class FileHold {
   FileHold() = default;
   /// Invalid with errno set where the file cannot be mapped.
   explicit FileHold(int fd);
-  ~FileHold();
-  FileHold(FileHold&& other) noexcept
-      : page_(std::exchange(other.page_, nullptr)), owner_pid_(other.owner_pid_) {}
-  FileHold& operator=(FileHold&& other) noexcept {
-    std::swap(page_, other.page_);
-    std::swap(owner_pid_, other.owner_pid_);
-    return *this;
-  }
 
   bool is_valid() const { return page_ != nullptr; }
 
  private:
-  void* page_ = nullptr;
-  pid_t owner_pid_ = -1;  // a forked child has the object and not the page
+  MappedPages page_;
 };
 
 class KeptFd {

@@ -6,7 +6,6 @@
 
 #include <sched.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -145,34 +144,6 @@ char* map_huge_aligned(uint64_t bytes, bool is_shared) {
   // Only advice: a refusal costs time.
   (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
   return begin + before_bytes;
-}
-
-HostMemory::HostMemory(char* memory, uint64_t bytes, HostPlacement placement)
-    : memory_(memory), bytes_(bytes), owner_pid_(getpid()), placement_(std::move(placement)) {}
-
-HostMemory::~HostMemory() { unmap(); }
-
-HostMemory::HostMemory(HostMemory&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      owner_pid_(other.owner_pid_),
-      placement_(std::move(other.placement_)) {}
-
-HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
-  if (this != &other) {
-    unmap();
-    memory_ = std::exchange(other.memory_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-    owner_pid_ = other.owner_pid_;
-    placement_ = std::move(other.placement_);
-  }
-  return *this;
-}
-
-void HostMemory::unmap() {
-  // In a forked child other memory may stand at these addresses (Note [Fork]).
-  if (memory_ != nullptr && getpid() == owner_pid_) munmap(memory_, bytes_);
-  memory_ = nullptr;
 }
 
 Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {

@@ -17,11 +17,11 @@
 // Movable, one owner, not thread-safe; access to the bytes is the owner's affair.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <string>
+#include <utility>
 
+#include "base/mapped_pages.h"
 #include "base/status.h"
 
 namespace tencache {
@@ -50,21 +50,15 @@ class HostMemory {
   static Result<HostMemory> map(const HostMemoryRequest& request);
 
   /// Takes over a mapping of whole pages.
-  HostMemory(char* memory, uint64_t bytes, HostPlacement placement);
-  ~HostMemory();
-  HostMemory(HostMemory&& other) noexcept;
-  HostMemory& operator=(HostMemory&& other) noexcept;
+  HostMemory(char* memory, uint64_t bytes, HostPlacement placement)
+      : memory_(memory, Unmap{bytes}), placement_(std::move(placement)) {}
 
-  char* data() const { return memory_; }
-  uint64_t bytes() const { return bytes_; }
+  char* data() const { return memory_.get(); }
+  uint64_t bytes() const { return memory_.get_deleter().bytes; }
   const HostPlacement& placement() const { return placement_; }
 
  private:
-  void unmap();
-
-  char* memory_;
-  uint64_t bytes_;
-  pid_t owner_pid_;  // a forked child does not have the mapping
+  MappedPages memory_;
   HostPlacement placement_;
 };
 
