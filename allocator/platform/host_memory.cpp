@@ -131,25 +131,28 @@ Status no_memory(int error_number, const char* attempt, uint64_t bytes) {
 
 }  // namespace
 
-char* map_huge_aligned(uint64_t bytes, bool is_shared) {
+char* map_huge_aligned(uint64_t bytes, int flags) {
   const uint64_t mapped_bytes = bytes + kHugePageBytes;
-  const int kind = is_shared ? MAP_SHARED : MAP_PRIVATE;
-  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
+  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<char*>(mapped);
   const uint64_t before_bytes = round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) -
                                 reinterpret_cast<uintptr_t>(begin);
+  // The parts cut off on both sides were never touched, so they hold no memory; a failure to unmap
+  // them (map count) would only leave addresses behind.
   if (before_bytes > 0) munmap(begin, before_bytes);
   munmap(begin + before_bytes + bytes, kHugePageBytes - before_bytes);
-  // Only advice: a refusal costs time.
-  (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
+  // Only advice: a refusal costs time. Smaller memory gains nothing, and merges with its neighbours
+  // without it (vm.max_map_count).
+  if (bytes >= kHugePageBytes) (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
   return begin + before_bytes;
 }
 
 Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
   TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%llu bytes",
                  static_cast<unsigned long long>(request.bytes));
-  char* const memory = map_huge_aligned(request.bytes, request.is_shared);
+  char* const memory =
+      map_huge_aligned(request.bytes, request.is_shared ? MAP_SHARED : MAP_PRIVATE);
   if (memory == nullptr) return no_memory(errno, "Cannot map", request.bytes);
   if (!request.is_shared) (void)madvise(memory, request.bytes, MADV_DONTFORK);
   HostPlacement placement;

@@ -17,6 +17,8 @@
 // Movable, one owner, not thread-safe; access to the bytes is the owner's affair.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -62,9 +64,9 @@ class HostMemory {
   HostPlacement placement_;
 };
 
-/// `bytes` of fresh memory that begins with a huge page and asks for huge pages; null with errno
-/// set when there is none. Where it is shared, forked children have the same pages. The caller
-/// unmaps it.
-char* map_huge_aligned(uint64_t bytes, bool is_shared = false);
+/// `bytes` of fresh memory that begins where a huge page can, and asks for huge pages if it holds
+/// one; null with errno set when there is none. `flags` are those of mmap() besides MAP_ANONYMOUS.
+/// The caller unmaps it.
+char* map_huge_aligned(uint64_t bytes, int flags = MAP_PRIVATE);
 
 }  // namespace tencache
