@@ -21,6 +21,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <utility>
 
 #include "base/mapped_pages.h"
@@ -46,11 +47,11 @@ class FileIdentity {
   }
 
  private:
+  using Place = std::pair<dev_t, ino_t>;
+  static std::optional<Place> place_of(int fd);
   [[noreturn]] static void end(int fd, const char* what);
 
-  bool is_known_ = false;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  std::optional<Place> place_;
 };
 
 /// Keeps a file from going while its descriptors may be closed, by a page of it that is mapped and
@@ -77,11 +78,8 @@ class KeptFd {
   ~KeptFd() { reset(); }
   KeptFd(KeptFd&& other) noexcept = default;
   KeptFd& operator=(KeptFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::move(other.fd_);
-      identity_ = other.identity_;
-    }
+    std::swap(fd_, other.fd_);
+    std::swap(identity_, other.identity_);
     return *this;
   }
 
