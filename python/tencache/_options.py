@@ -31,7 +31,7 @@ _FALSE = frozenset({"", "0", "off", "false", "no"})
 
 @dataclass(frozen=True)
 class Option:
-    """One row of the table; its fields mean the same as in the core's OptionDescription."""
+    """One row of the core's table of options; its fields mean the same as there."""
 
     name: str
     kind: str
