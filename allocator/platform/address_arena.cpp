@@ -62,8 +62,7 @@ Status AddressArena::expect_page_size(uint64_t kernel_page_bytes) {
 }
 
 Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes, uint64_t least_bytes) {
-  TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
+  TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%lu bytes", bytes);
   TENCACHE_RETURN_IF_ERROR(expect_page_size(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   const std::optional<uint64_t> left_bytes = address_bytes_left();
   const uint64_t most_bytes = left_bytes ? std::min(bytes, *left_bytes / 2) : bytes;
@@ -115,8 +114,7 @@ bool AddressArena::decommit(char* address, uint64_t bytes) {
   if (mapped != MAP_FAILED) return true;
   const int error_number = errno;
   TENCACHE_CHECK(error_number == ENOMEM && madvise(address, bytes, MADV_DONTNEED) == 0,
-                 "giving %llu bytes back: errno %d", static_cast<unsigned long long>(bytes),
-                 error_number);
+                 "giving %lu bytes back: errno %d", bytes, error_number);
   return false;
 }
 

@@ -149,8 +149,7 @@ char* map_huge_aligned(uint64_t bytes, int flags) {
 }
 
 Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
-  TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%llu bytes",
-                 static_cast<unsigned long long>(request.bytes));
+  TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%lu bytes", request.bytes);
   char* const memory =
       map_huge_aligned(request.bytes, request.is_shared ? MAP_SHARED : MAP_PRIVATE);
   if (memory == nullptr) return no_memory(errno, "Cannot map", request.bytes);

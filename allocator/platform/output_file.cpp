@@ -109,7 +109,7 @@ int Replacement::make() {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
     char name[64];
-    snprintf(name, sizeof name, ".tencache-%016llx.tmp", static_cast<unsigned long long>(random));
+    snprintf(name, sizeof name, ".tencache-%016lx.tmp", random);
     UniqueFd made(
         openat(folder_.get(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode));
     if (!made.is_valid() && errno == EEXIST) continue;

@@ -84,8 +84,8 @@ void DiskTier::freeze_before_fork() {
     }
     TENCACHE_LOG_WARNING(
         "cannot watch forked processes (errno %d): parts of the disk tier in use at a fork, now "
-        "%llu bytes, are not reused until this program ends",
-        errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
+        "%lu bytes, are not reused until this program ends",
+        errno, ranges_.used() * kIoAlignment);
   }
   fork_epochs_.push_back({epoch_++, std::move(token), {}});
 }

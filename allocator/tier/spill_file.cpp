@@ -75,7 +75,7 @@ FileSystem file_system_of_type(uint64_t magic) {
     return {known.name, known.is_in_memory};
   }
   char text[32];
-  snprintf(text, sizeof text, "type 0x%llx", static_cast<unsigned long long>(magic));
+  snprintf(text, sizeof text, "type 0x%lx", magic);
   return {text, false};
 }
 
@@ -196,7 +196,7 @@ int open_and_unlink(int directory_fd) {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
     char name[64];
-    snprintf(name, sizeof name, ".tencache-%016llx", static_cast<unsigned long long>(random));
+    snprintf(name, sizeof name, ".tencache-%016lx", random);
     const int fd =
         openat(directory_fd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0 && errno == EEXIST) continue;

@@ -141,8 +141,7 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t byt
 
 tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* gpu, uint64_t pool) {
   const auto blocks = gpu->device->heap().private_pools().find(pool);
-  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
-                 static_cast<unsigned long long>(pool));
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %lu", pool);
   return new tencache_gpu_pool_state{pool, blocks->segments()};
 }
 

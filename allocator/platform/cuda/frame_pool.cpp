@@ -45,8 +45,7 @@ FramePool::~FramePool() {
 }
 
 Result<Frame> FramePool::take(uint64_t bytes, const Terms& terms) {
-  TENCACHE_CHECK(bytes > 0 && bytes % sizes_.front() == 0, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
+  TENCACHE_CHECK(bytes > 0 && bytes % sizes_.front() == 0, "%lu bytes", bytes);
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
   Handles present;
   uint64_t missing_bytes = 0;

@@ -335,8 +335,7 @@ Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
 }
 
 Status StreamNumbers::hold_back(StreamSet stream, std::span<const StreamMark> marks) {
-  TENCACHE_CHECK(is_one_stream(stream), "%#llx is not one stream",
-                 static_cast<unsigned long long>(stream));
+  TENCACHE_CHECK(is_one_stream(stream), "%#lx is not one stream", stream);
   if (marks.empty()) return Status::ok();
   const InUse streams(*this, stream);
   if (streams.handles().empty()) {
