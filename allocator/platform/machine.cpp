@@ -53,8 +53,8 @@ struct CgroupMemory {
 
 // The folder of this process's cgroup below its mount, e.g. "/user.slice". A v1 line names its
 // controllers; the v2 line names none, which "" finds.
-std::optional<std::string> cgroup_path(const std::string& controller) {
-  std::ifstream file("/proc/self/cgroup");
+std::optional<std::string> cgroup_path(const std::string& root, const std::string& controller) {
+  std::ifstream file(root + "/proc/self/cgroup");
   std::string line;
   while (std::getline(file, line)) {
     const size_t first = line.find(':');
@@ -81,14 +81,15 @@ std::vector<std::string> levels(const std::string& mount, std::string path) {
   }
 }
 
-// The limit that leaves least.
-std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::string& path,
-                                           const char* limit_file, const char* usage_file,
-                                           const char* cache_field) {
+// The limit that leaves least, of those below all memory: a limit above it limits nothing, and an
+// unlimited v1 group reads as a number near 2^63.
+std::optional<CgroupMemory> tightest_limit(uint64_t total_bytes, const std::string& mount,
+                                           const std::string& path, const char* limit_file,
+                                           const char* usage_file, const char* cache_field) {
   std::optional<CgroupMemory> tightest;
   for (const std::string& folder : levels(mount, path)) {
     const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
-    if (limit) {
+    if (limit && *limit < total_bytes) {
       const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
       const uint64_t cache = read_field(folder + "/memory.stat", cache_field);
       const CgroupMemory found{*limit, usage - std::min(usage, cache)};
@@ -98,22 +99,23 @@ std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::
   return tightest;
 }
 
-std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
+std::optional<CgroupMemory> probe_cgroup(const std::string& root, uint64_t total_bytes) {
   std::optional<CgroupMemory> found;
   auto consider = [&](const std::optional<CgroupMemory>& candidate) {
-    // An unlimited v1 group reads as a number near 2^63.
-    if (!candidate || candidate->limit_bytes >= total_bytes) return;
+    if (!candidate) return;
     if (!found || left_in(*candidate) < left_in(*found)) found = candidate;
   };
   for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
     // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
-    for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
-      consider(tightest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
+    for (const std::string& path : {cgroup_path(root, "").value_or("/"), std::string("/")}) {
+      consider(tightest_limit(total_bytes, root + mount, path, "memory.max", "memory.current",
+                              "inactive_file"));
     }
   }
-  for (const std::string& path : {cgroup_path("memory").value_or("/"), std::string("/")}) {
-    consider(tightest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                            "memory.usage_in_bytes", "total_inactive_file"));
+  for (const std::string& path : {cgroup_path(root, "memory").value_or("/"), std::string("/")}) {
+    consider(tightest_limit(total_bytes, root + "/sys/fs/cgroup/memory", path,
+                            "memory.limit_in_bytes", "memory.usage_in_bytes",
+                            "total_inactive_file"));
   }
   return found;
 }
@@ -182,25 +184,27 @@ double usable_processors() {
   } else {  // more processors than the set holds
     processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   }
-  for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
+  for (const std::string& path : {cgroup_path("", "").value_or("/"), std::string("/")}) {
     processors = tightest_quota("/sys/fs/cgroup", path, processors);
   }
-  for (const std::string& path : {cgroup_path("cpu").value_or("/"), std::string("/")}) {
+  for (const std::string& path : {cgroup_path("", "cpu").value_or("/"), std::string("/")}) {
     processors = tightest_quota("/sys/fs/cgroup/cpu", path, processors);
   }
   return processors;
 }
 
-MachineMemory probe_memory() {
+MachineMemory probe_memory(const std::string& root) {
   MachineMemory memory;
-  memory.total_bytes = read_field("/proc/meminfo", "MemTotal:") * kKiB;
-  memory.available_bytes = read_field("/proc/meminfo", "MemAvailable:") * kKiB;
-  memory.swap_bytes = read_field("/proc/meminfo", "SwapTotal:") * kKiB;
-  memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
-  memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
+  const std::string memory_file = root + "/proc/meminfo";
+  memory.total_bytes = read_field(memory_file, "MemTotal:") * kKiB;
+  memory.available_bytes = read_field(memory_file, "MemAvailable:") * kKiB;
+  memory.swap_bytes = read_field(memory_file, "SwapTotal:") * kKiB;
+  memory.map_count_max =
+      read_number(root + "/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
+  memory.huge_pages = chosen_word(root + "/sys/kernel/mm/transparent_hugepage/enabled");
   memory.local_ranks = local_ranks();
   memory.address_bytes_left = address_bytes_left();
-  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
+  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(root, memory.total_bytes)) {
     memory.cgroup_limit_bytes = cgroup->limit_bytes;
     memory.cgroup_used_bytes = cgroup->used_bytes;
   }
