@@ -68,11 +68,8 @@ class Toucher {
     placement_.threads = std::max(1U, static_cast<unsigned>(threads_.size()));
     if (threads_.empty()) touch_pieces();
     for (std::thread& thread : threads_) thread.join();
-    placement_.threads_on_node = processors && !threads_.empty();
     for (const Status& move : moves_) {
-      if (move.is_ok()) continue;
-      placement_.threads_on_node = false;
-      placement_.threads_refusal = move.message();
+      if (!move.is_ok()) placement_.threads_refusal = move.message();
     }
     placement_.populated_by_kernel = by_kernel_;
     return error_;
@@ -157,9 +154,7 @@ Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
   HostPlacement placement;
   placement.node = request.node;
   if (request.node >= 0) {
-    const Status bound = prefer_node(memory, request.bytes, request.node);
-    placement.is_bound = bound.is_ok();
-    placement.bind_refusal = bound.message();
+    placement.bind_refusal = prefer_node(memory, request.bytes, request.node).message();
   }
   HostMemory result(memory, request.bytes, HostPlacement());
   const int error_number = Toucher(memory, request.bytes, placement).run(request.threads);

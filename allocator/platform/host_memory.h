@@ -37,12 +37,12 @@ struct HostMemoryRequest {
 
 /// Which optional wishes of a request were honoured.
 struct HostPlacement {
-  int node = -1;                    // as asked
-  bool is_bound = false;            // the kernel bound the memory to the node
-  std::string bind_refusal;         // why not; empty when no node was asked
+  int node = -1;  // as asked
+  // Why the kernel did not bind the memory to the node, and why the threads that touched it did not
+  // run on processors of the node; empty when they did, or no node was asked.
+  std::string bind_refusal;
+  std::string threads_refusal;
   unsigned threads = 0;             // number that touched it
-  bool threads_on_node = false;     // they ran on processors of the node
-  std::string threads_refusal;      // why not; empty when no node was asked
   bool populated_by_kernel = true;  // in one call for many pages; else page by page
 };
 

@@ -98,8 +98,6 @@ DiskTier::~DiskTier() {
     for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
     for (std::unique_ptr<IoChannel>& channel : idle_buffered_channels_) (void)channel.release();
   }
-  idle_channels_.clear();
-  idle_buffered_channels_.clear();
 }
 
 // ---- Slots ---------------------------------------------------------------------------------

@@ -198,7 +198,6 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   stats_.pinned_bytes += made.is_pinned ? made.memory.bytes() : 0;
   stats_.mapped_bytes.add(made.memory.bytes());
   stats_.mapped_chunks.add(1);
-  stats_.placement = made.memory.placement();
   chunks_.push_back(std::move(made));
   return take_block(bytes);  // nobody could take from the new chunk before
 }

@@ -46,9 +46,6 @@ Result<GpuFacts> find_gpu_facts(const DriverApi& driver, CUdevice device) {
   facts.total_bytes = total_bytes;
   TENCACHE_RETURN_IF_ERROR(expect_virtual_memory(driver, device, facts.name));
   facts.numa_node = attribute_or(driver, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
-  facts.can_map_host_memory =
-      attribute_or(driver, device,
-                   CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0) != 0;
   facts.can_do_rdma =
       attribute_or(driver, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
                    0) != 0;

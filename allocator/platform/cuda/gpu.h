@@ -18,11 +18,10 @@ namespace tencache {
 
 struct GpuFacts {
   std::string name;
-  uint64_t total_bytes = 0;          // of device memory
-  uint64_t granularity_bytes = 0;    // frames are multiples of this
-  int numa_node = -1;                // of the host memory next to it; -1: the machine has no NUMA
-  bool can_map_host_memory = false;  // the device can map memory of that node
-  bool can_do_rdma = false;          // other devices can reach frames
+  uint64_t total_bytes = 0;        // of device memory
+  uint64_t granularity_bytes = 0;  // frames are multiples of this
+  int numa_node = -1;              // of the host memory next to it; -1: the machine has no NUMA
+  bool can_do_rdma = false;        // other devices can reach frames
 };
 
 /// Reads what a device offers; makes no context. kUnavailable, with the reason, when it lacks what
