@@ -14,7 +14,6 @@
 #include "abi/error_text.h"
 #include "base/check.h"
 #include "base/units.h"
-#include "platform/cuda/call_scope.h"
 
 namespace tencache {
 namespace {
@@ -104,15 +103,11 @@ int tencache_gpu_add_peer(tencache_gpu* gpu, int ordinal, tencache_error* error)
 
 int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total_bytes,
                         tencache_error* error) {
-  const tencache::Gpu& device = gpu->device->gpu();
-  const tencache::CallScope scope(device.driver(), device.context());
   size_t free = 0;
   size_t total = 0;
-  Status status = scope.status();
-  if (status.is_ok()) {
-    status = tencache::cuda_status(device.driver(), device.driver().cuMemGetInfo(&free, &total),
-                                   "Cannot ask for the GPU's free memory");
-  }
+  const Status status = gpu->device->gpu().call(
+      "Cannot ask for the GPU's free memory",
+      [&](const tencache::DriverApi& driver) { return driver.cuMemGetInfo(&free, &total); });
   *free_bytes = free;
   *total_bytes = total;
   return tencache::report(status, error);

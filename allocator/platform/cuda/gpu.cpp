@@ -3,7 +3,6 @@
 
 #include <array>
 
-#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -99,12 +98,11 @@ Status Gpu::status() const {
 }
 
 Status Gpu::ask() const {
-  const CallScope scope(driver_, context_);
-  TENCACHE_RETURN_IF_ERROR(scope.status());
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  return cuda_status(driver_, driver_.cuMemGetInfo(&free_bytes, &total_bytes),
-                     "The GPU's context has failed");
+  return call("The GPU's context has failed", [&](const DriverApi& driver) {
+    return driver.cuMemGetInfo(&free_bytes, &total_bytes);
+  });
 }
 
 Gpu::~Gpu() {

@@ -9,9 +9,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
+#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_api.h"
 
 namespace tencache {
@@ -50,6 +52,13 @@ class Gpu {
   /// call returns that error, so the error of a later call says nothing about its own cause.
   /// Returns driver_use_status() where the driver must not be called.
   Status status() const;
+  /// Makes one call of the driver in a CallScope. `what` begins the message of a failure.
+  template <typename Call>
+  Status call(std::string_view what, const Call& make_call) const {
+    const CallScope scope(driver_, context_);
+    TENCACHE_RETURN_IF_ERROR(scope.status());
+    return cuda_status(driver_, make_call(driver_), what);
+  }
 
  private:
   Gpu(const DriverApi& driver, CUdevice device, GpuFacts facts, CUcontext context)
