@@ -60,11 +60,11 @@ Json probe_json(const DiskProbe& probe) {
   return {{"directory", probe.directory},
           {"file_system", probe.file_system},
           {"free_bytes", probe.free_bytes},
-          {"direct_io", probe.direct_io},
+          {"direct_io", probe.direct_io_reason.empty()},
           {"direct_io_reason", probe.direct_io_reason},
-          {"io_uring", probe.io_uring},
+          {"io_uring", probe.io_uring_reason.empty()},
           {"io_uring_reason", probe.io_uring_reason},
-          {"registered_buffers", probe.registered_buffers},
+          {"registered_buffers", probe.registered_buffers_reason.empty()},
           {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
