@@ -108,8 +108,6 @@ class Runtime {
       TENCACHE_EXCLUDES(record_mutex_);
   void record_period(const Trace& trace, const Machine& machine, const std::string& path);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
-  std::string cpu_stats_json(Engine& engine) const;
-  std::string gpu_stats_json() const;
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
