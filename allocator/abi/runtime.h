@@ -32,6 +32,9 @@ struct CudaDeviceConfig;
 /// tencache_recorded().
 enum class Recorded : int8_t { kFailed = -1, kNothing = 0, kWritten = 1 };
 
+/// As it is where the working directory is gone; what tries the path says so.
+std::string absolute_path(const std::string& path);
+
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;
 
@@ -111,12 +114,8 @@ class Runtime {
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
-  void announce_first_cpu_spill() const;
-  void announce_first_gpu_spill(int ordinal) const;
-  /// Says why the engine spills, what leaves for `target`, and what comes of it. Null: the engine
-  /// is not known yet.
-  static void announce_first_spill(Engine* engine, const std::string& reason,
-                                   const std::string& target);
+  /// Says why the engine with this ordinal spills, what leaves to where, and what comes of it.
+  void announce_first_spill(int ordinal) const;
 
   std::atomic<bool> is_started_{false};
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()
