@@ -184,6 +184,7 @@ class DiskTier {
   Status quota_exhausted(uint64_t bytes, const Quota& quota) const TENCACHE_REQUIRES(mutex_);
   void reclaim_childless_epochs() TENCACHE_REQUIRES(mutex_);
   void forget_epoch(size_t index) TENCACHE_REQUIRES(mutex_);
+  void put_back(const Slot& slot, size_t fork_count) TENCACHE_REQUIRES(mutex_);
 
   // Constant after open().
   DiskTierConfig config_;
