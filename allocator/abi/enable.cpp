@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <string>
 #include <system_error>
-#include <utility>
 #include <vector>
 
 #include "abi/exit_report.h"
@@ -29,17 +28,10 @@ struct TorchVersion {
 
 /// The shim for the memory of this program's GPUs; without a name there is a reason.
 struct CudaShim {
-  std::string name;
-  std::string reason;
+  std::string name = {};
+  std::string reason = {};
   bool has_gpu = false;
 };
-
-CudaShim no_cuda_shim(std::string reason, bool has_gpu) {
-  CudaShim none;
-  none.reason = std::move(reason);
-  none.has_gpu = has_gpu;
-  return none;
-}
 
 /// Null if the process has no such library. It is never closed, as torch never leaves a process.
 void* loaded_library(const std::string& name) {
@@ -120,28 +112,24 @@ Status require_shim(const std::filesystem::path& folder, const TorchVersion& tor
 CudaShim find_cuda_shim(const std::filesystem::path& folder, const TorchVersion& torch) {
   void* const c10_cuda = loaded_library("libc10_cuda.so");
   if (c10_cuda == nullptr) {
-    return no_cuda_shim("this program is not linked with PyTorch's libraries for CUDA", false);
+    return {.reason = "this program is not linked with PyTorch's libraries for CUDA"};
   }
   // c10::cuda::device_count(), which tells what torch will see.
   const auto device_count =
       function_of<signed char (*)()>(c10_cuda, "_ZN3c104cuda12device_countEv");
   if (device_count == nullptr || device_count() <= 0) {
-    return no_cuda_shim("torch sees no GPU (no NVIDIA driver, or CUDA_VISIBLE_DEVICES hides them)",
-                        false);
+    return {.reason = "torch sees no GPU (no NVIDIA driver, or CUDA_VISIBLE_DEVICES hides them)"};
   }
   const std::string prefix = kCudaShimPrefix + torch.minor + "-cu";
   const std::vector<std::string> majors = names_between(folder, prefix, kLibrarySuffix);
   for (const std::string& major : majors) {
     if (loaded_library("libcudart.so." + major) == nullptr) continue;
-    CudaShim found;
-    found.name = prefix + major + kLibrarySuffix;
-    found.has_gpu = true;
-    return found;
+    return {.name = prefix + major + kLibrarySuffix, .has_gpu = true};
   }
   const std::string others = majors.empty() ? "" : ", only with CUDA " + listed(majors);
-  return no_cuda_shim("this tencache has no library for torch " + torch.minor +
-                          " with the CUDA of this program" + others,
-                      true);
+  return {.reason = "this tencache has no library for torch " + torch.minor +
+                    " with the CUDA of this program" + others,
+          .has_gpu = true};
 }
 
 /// Settles the option backend; returns the library to install.

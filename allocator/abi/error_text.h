@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a Status crosses the C ABI: the code is the return value; code and text go to the caller's
-// struct.
+// How a Status crosses the C ABI: the code is the return value, or null where that is a pointer;
+// code and text go to the caller's struct.
 #pragma once
 
 #include <algorithm>
@@ -21,6 +21,14 @@ inline int report(const Status& status, tencache_error* error) {
     error->message[length] = '\0';
   }
   return static_cast<int>(status.code());
+}
+
+/// The pointer, or null with `error` filled.
+template <typename T>
+T* value_or_null(const Result<T*>& result, tencache_error* error) {
+  if (result.is_ok()) return result.value();
+  report(result.status(), error);
+  return nullptr;
 }
 
 }  // namespace tencache

@@ -32,9 +32,7 @@ std::string* torch_text = nullptr;  // never destroyed
 // run.json becomes run.rank1.json where a launcher has started several. Devices and pipes keep
 // their names: all write to them.
 std::string own_path(const std::string& text) {
-  std::error_code error;
-  std::filesystem::path path = std::filesystem::absolute(text, error);
-  if (error) path = text;  // the working directory is gone; what tries the path says so
+  std::filesystem::path path = absolute_path(text);
   const int rank = launch_rank();
   if (rank < 0 || is_shared_output(path)) return path;
   const std::string suffix = ".rank" + std::to_string(rank) + path.extension().string();

@@ -49,13 +49,13 @@ std::string new_run_id() {
   return text;
 }
 
+}  // namespace
+
 std::string absolute_path(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
-  return error ? path : absolute.string();  // the working directory is gone
+  return error ? path : absolute.string();
 }
-
-}  // namespace
 
 const char* const kVersion = TENCACHE_VERSION;
 
@@ -211,7 +211,7 @@ EngineConfig Runtime::engine_config(int ordinal) {
   config.hooks.before_pass = [this] {
     if (auto* callback = poll_callback_.load()) callback();
   };
-  config.hooks.on_first_spill = [this] { announce_first_cpu_spill(); };
+  config.hooks.on_first_spill = [this, ordinal] { announce_first_spill(ordinal); };
   if (!options_.record_path.empty()) {
     config.hooks.on_learned_plan = [this, ordinal,
                                     path = options_.record_path](const LearnedPlan& learned) {
@@ -316,16 +316,18 @@ void Runtime::announce_start(const std::string& origin) const {
                     options_.strict ? ", strict: out of memory at the budget, no spilling" : "");
 }
 
-void Runtime::announce_first_cpu_spill() const {
-  Engine* const engine = cpu_engine();
-  const std::string reached = "use reached " +
-                              format_bytes(engine->stats().peak_device_bytes.load()) +
-                              " of the device budget of " + format_bytes(engine->budget().limit());
-  announce_first_spill(engine, reached, engine->device().disk()->shown_directory());
-}
-
-void Runtime::announce_first_spill(Engine* engine, const std::string& reason,
-                                   const std::string& target) {
+void Runtime::announce_first_spill(int ordinal) const {
+  Engine* engine = nullptr;  // of a GPU that is being opened
+  for (const EngineEntry& entry : engines_.all()) {
+    if (entry.ordinal == ordinal) engine = entry.engine;
+  }
+  std::string reason = "use of GPU " + std::to_string(ordinal) + " came near its budget";
+  std::string target = "host memory";
+  if (Engine* const cpu = cpu_engine()) {
+    reason = "use reached " + format_bytes(cpu->stats().peak_device_bytes.load()) +
+             " of the device budget of " + format_bytes(cpu->budget().limit());
+    target = cpu->device().disk()->shown_directory();
+  }
   Learner* const learner = engine != nullptr ? engine->learner() : nullptr;
   const LearnerSummary summary = learner != nullptr ? learner->summary() : LearnerSummary();
   std::string text = "tensors that were not used for the longest time go to " + target;

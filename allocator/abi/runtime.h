@@ -28,8 +28,12 @@ namespace tencache {
 struct CpuDeviceConfig;
 struct CudaDeviceConfig;
 
-/// What became of the period that the option record asks for.
-enum class Recorded : uint8_t { kNothing, kWritten, kFailed };
+/// What became of the period that the option record asks for. The numbers are those of
+/// tencache_recorded().
+enum class Recorded : int8_t { kFailed = -1, kNothing = 0, kWritten = 1 };
+
+/// As it is where the working directory is gone; what tries the path says so.
+std::string absolute_path(const std::string& path);
 
 /// The version of this library, "0.1.0".
 extern const char* const kVersion;
@@ -107,17 +111,11 @@ class Runtime {
       TENCACHE_EXCLUDES(record_mutex_);
   void record_period(const Trace& trace, const Machine& machine, const std::string& path);
   void announce_start(const std::string& origin) const TENCACHE_REQUIRES(mutex_);
-  std::string cpu_stats_json(Engine& engine) const;
-  std::string gpu_stats_json() const;
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
-  void announce_first_cpu_spill() const;
-  void announce_first_gpu_spill(int ordinal) const;
-  /// Says why the engine spills, what leaves for `target`, and what comes of it. Null: the engine
-  /// is not known yet.
-  static void announce_first_spill(Engine* engine, const std::string& reason,
-                                   const std::string& target);
+  /// Says why the engine with this ordinal spills, what leaves to where, and what comes of it.
+  void announce_first_spill(int ordinal) const;
 
   std::atomic<bool> is_started_{false};
   std::atomic<Engine*> cpu_engine_{nullptr};  // set once by start()

@@ -77,18 +77,7 @@ Result<CudaDeviceConfig> Runtime::gpu_config(int ordinal) {
 
 EngineConfig Runtime::gpu_engine_config(int ordinal) {
   MutexLock lock(mutex_);
-  EngineConfig config = engine_config(ordinal);
-  config.hooks.on_first_spill = [this, ordinal] { announce_first_gpu_spill(ordinal); };
-  return config;
-}
-
-void Runtime::announce_first_gpu_spill(int ordinal) const {
-  Engine* engine = nullptr;
-  for (const EngineEntry& gpu : engines_.all()) {
-    if (gpu.ordinal == ordinal) engine = gpu.engine;
-  }
-  announce_first_spill(engine, "use of GPU " + std::to_string(ordinal) + " came near its budget",
-                       "host memory");
+  return engine_config(ordinal);
 }
 
 Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,

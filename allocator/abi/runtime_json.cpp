@@ -2,6 +2,7 @@
 //
 // The runtime's JSON: statistics (schema 1), the options, and the findings of `tencache doctor`.
 #include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -33,11 +34,19 @@ struct ColdAccesses {
   uint64_t written_bytes = 0;  // they take memory
   uint64_t cold_bytes = 0;
   uint64_t cold_count = 0;
+
+  void add(const ColdAccesses& other) {
+    reads += other.reads;
+    writes += other.writes;
+    written_bytes += other.written_bytes;
+    cold_bytes += other.cold_bytes;
+    cold_count += other.cold_count;
+  }
 };
 
 // Looks at the extents that are cold now. Unannounced accesses to an extent are counted when it
-// comes back; until then they must be looked up here.
-ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
+// comes back; until then they must be looked up here, where there is a page map.
+ColdAccesses look_at_cold_extents(Engine& engine, const PageMap* page_map) {
   ColdAccesses found;
   if (engine.mover() != nullptr) engine.mover()->count_unannounced();
   found.written_bytes = engine.heap().unannounced_bytes();
@@ -47,7 +56,8 @@ ColdAccesses look_at_cold_extents(Engine& engine, const PageMap& page_map) {
     found.cold_count += 1;
     found.cold_bytes += listed.bytes;
     TouchedPages touched;
-    if (!page_map.scan(listed.address, listed.bytes, &touched).is_ok()) continue;
+    if (page_map == nullptr) continue;
+    if (!page_map->scan(listed.address, listed.bytes, &touched).is_ok()) continue;
     // It was fetched meanwhile, so the scan saw pages of a resident extent.
     if (listed.extent->state() != ExtentState::kCold) continue;
     found.reads += touched.read_count > 0 ? 1 : 0;
@@ -60,11 +70,11 @@ Json probe_json(const DiskProbe& probe) {
   return {{"directory", probe.directory},
           {"file_system", probe.file_system},
           {"free_bytes", probe.free_bytes},
-          {"direct_io", probe.direct_io},
+          {"direct_io", probe.direct_io_reason.empty()},
           {"direct_io_reason", probe.direct_io_reason},
-          {"io_uring", probe.io_uring},
+          {"io_uring", probe.io_uring_reason.empty()},
           {"io_uring_reason", probe.io_uring_reason},
-          {"registered_buffers", probe.registered_buffers},
+          {"registered_buffers", probe.registered_buffers_reason.empty()},
           {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
@@ -255,79 +265,50 @@ Json one_gpu_json(const EngineEntry& gpu, const ColdAccesses& cold) {
   return json;
 }
 
-ColdAccesses count_cold(Engine& engine) {
-  ColdAccesses cold;
-  for (const ListedExtent& listed : engine.heap().extents()) {
-    if (listed.extent->state() != ExtentState::kCold) continue;
-    cold.cold_count += 1;
-    cold.cold_bytes += listed.bytes;
-  }
-  return cold;
-}
-
 }  // namespace
 
-std::string Runtime::cpu_stats_json(Engine& engine) const {
-  ColdAccesses cold;
-  Tiers tiers;
-  Result<std::unique_ptr<PageMap>> page_map = PageMap::open();
-  // A forked child has a copy of the counters that nobody updates, and locks that may be held for
-  // ever.
-  const bool is_live = !engine.is_passive();
-  if (is_live && page_map.is_ok()) cold = look_at_cold_extents(engine, *page_map.value());
-  if (is_live) {
-    tiers.add(engine);
-  } else {
-    tiers.add_device(engine);
-  }
-  Json json = {{"schema", 1}, {"backend", "cpu"}};
-  json.update(tiers_json(tiers, cold));
-  json.update(counters_json(Counters({&engine.stats()}), cold));
-  json["plan"] = is_live ? plan_json(engine.learner()) : Json(nullptr);
-  json["armed"] = engine.evictor().is_armed();
-  json["wall_s"] = seconds(now_ns() - start_ns_.load());
-  json["run_id"] = run_id_;
-  json["versions"] = {{"tencache", kVersion}};
-  return dump(json);
-}
-
-std::string Runtime::gpu_stats_json() const {
+std::string Runtime::stats_json() const {
+  if (!is_started()) return "{}";
+  Engine* const cpu = cpu_engine();
+  std::unique_ptr<PageMap> page_map;
+  if (cpu != nullptr) (void)PageMap::open().move_to(&page_map);
   ColdAccesses cold;
   Tiers tiers;
   std::vector<const Stats*> counters;
   Json gpus = Json::array();
   Json plan = nullptr;
-  for (const EngineEntry& gpu : engines_.all()) {
-    counters.push_back(&gpu.engine->settled_stats());
-    if (gpu.engine->is_passive()) continue;
-    const ColdAccesses own_cold = count_cold(*gpu.engine);
-    cold.cold_count += own_cold.cold_count;
-    cold.cold_bytes += own_cold.cold_bytes;
-    tiers.add(*gpu.engine);
-    if (plan.is_null()) plan = plan_json(gpu.engine->learner());
-    gpus.push_back(one_gpu_json(gpu, own_cold));
+  for (const EngineEntry& entry : engines_.all()) {
+    Engine& engine = *entry.engine;
+    counters.push_back(&engine.settled_stats());
+    if (engine.is_passive()) {
+      // A forked child has a copy of the counters that nobody updates, and locks that may be held
+      // for ever.
+      if (cpu != nullptr) tiers.add_device(engine);
+      continue;
+    }
+    const ColdAccesses own_cold = look_at_cold_extents(engine, page_map.get());
+    cold.add(own_cold);
+    tiers.add(engine);
+    if (plan.is_null()) plan = plan_json(engine.learner());
+    if (cpu == nullptr) gpus.push_back(one_gpu_json(entry, own_cold));
   }
   const Counters sum(std::move(counters));
-  Json json = {{"schema", 1}, {"backend", "cuda"}};
+  Json json = {{"schema", 1}, {"backend", cpu != nullptr ? "cpu" : "cuda"}};
   json.update(tiers_json(tiers, cold));
   json.update(counters_json(sum, cold));
-  json["graph_extents"] = sum(&Stats::graph_extents);
-  json["launches"] = {{"seen", sees_launches_.load(std::memory_order_relaxed)},
-                      {"unannounced", launches_.unannounced()},
-                      {"unreadable", launches_.unreadable()}};
+  if (cpu == nullptr) {
+    json["graph_extents"] = sum(&Stats::graph_extents);
+    json["launches"] = {{"seen", sees_launches_.load(std::memory_order_relaxed)},
+                        {"unannounced", launches_.unannounced()},
+                        {"unreadable", launches_.unreadable()}};
+  }
   json["plan"] = plan;
-  json["armed"] = engines_.is_armed();
-  json["gpus"] = gpus;
+  json["armed"] = cpu != nullptr ? cpu->evictor().is_armed() : engines_.is_armed();
+  if (cpu == nullptr) json["gpus"] = gpus;
   json["wall_s"] = seconds(now_ns() - start_ns_.load());
   json["run_id"] = run_id_;
   json["versions"] = {{"tencache", kVersion}};
   return dump(json);
-}
-
-std::string Runtime::stats_json() const {
-  if (!is_started()) return "{}";
-  Engine* const cpu = cpu_engine();
-  return cpu != nullptr ? cpu_stats_json(*cpu) : gpu_stats_json();
 }
 
 std::string Runtime::doctor_json() const {
@@ -349,8 +330,7 @@ std::string Runtime::doctor_json() const {
   json["page_map"] = {{"works", page_map.is_ok()}, {"reason", page_map.status().message()}};
   const Result<std::unique_ptr<AccessBarrier>> barrier = AccessBarrier::open();
   json["userfaultfd"] = {{"works", barrier.is_ok()}, {"reason", barrier.status().message()}};
-  const Result<DiskProbe> probe =
-      options_.spill_dir.empty() ? find_spill_directory() : probe_directory(options_.spill_dir);
+  const Result<DiskProbe> probe = find_disk();
   json["disk"] =
       probe.is_ok() ? probe_json(probe.value()) : Json{{"error", probe.status().message()}};
   json["gpu"] = gpu_json(probe_gpus());

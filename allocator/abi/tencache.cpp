@@ -103,16 +103,11 @@ const tencache_arena* tencache_get_arena(void) { return Runtime::instance().aren
 
 void* tencache_allocate(size_t bytes, tencache_error* error) {
   Engine* cpu = cpu_engine();
-  if (cpu == nullptr) {
-    report(Status(tencache::StatusCode::kFailedPrecondition,
-                  "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
-                  "use the backend cpu for that"),
-           error);
-    return nullptr;
-  }
-  const tencache::Result<void*> address = cpu->allocate(bytes);
-  if (address.is_ok()) return address.value();
-  report(address.status(), error);
+  if (cpu != nullptr) return tencache::value_or_null(cpu->allocate(bytes), error);
+  report(Status(tencache::StatusCode::kFailedPrecondition,
+                "this process keeps GPU memory, so there is no budget of DRAM to allocate from; "
+                "use the backend cpu for that"),
+         error);
   return nullptr;
 }
 
@@ -266,17 +261,7 @@ int tencache_is_same_output(const char* one, const char* other) {
   return tencache::is_same_output(one, other) ? 1 : 0;
 }
 
-int tencache_recorded(void) {
-  switch (Runtime::instance().recorded()) {
-    case tencache::Recorded::kNothing:
-      return 0;
-    case tencache::Recorded::kWritten:
-      return 1;
-    case tencache::Recorded::kFailed:
-      break;
-  }
-  return -1;
-}
+int tencache_recorded(void) { return static_cast<int>(Runtime::instance().recorded()); }
 
 int tencache_plan(const tencache_period* period, const tencache_machine* machine, char* buffer,
                   size_t bytes, tencache_error* error) {

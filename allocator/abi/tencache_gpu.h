@@ -124,19 +124,7 @@ typedef struct tencache_gpu_stats {
   tencache_gpu_uses all;
   tencache_gpu_uses small; /* requests of up to 1 MiB */
   tencache_gpu_uses large;
-  uint64_t cached_bytes; /* freed and cached for the next requests */
-  uint64_t cold_bytes;   /* allocated, and in host memory now */
-  uint64_t host_bytes;   /* host memory mapped for these */
-  uint64_t device_budget_bytes;
-  uint64_t others_bytes; /* the part of the budget that other programs use on this GPU */
-  uint64_t over_budget_events;
-  uint64_t over_budget_peak_bytes;
-  uint64_t evicted_bytes;
-  uint64_t fetched_bytes;
-  uint64_t early_fetches;
-  uint64_t late_fetches;
-  uint64_t wasted_fetches;
-  uint64_t stall_ns;
+  uint64_t cold_bytes; /* allocated, and in host memory now */
 } tencache_gpu_stats;
 
 /* Walks all large tensors. */

@@ -71,15 +71,10 @@ TENCACHE_API void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t po
 enum { TENCACHE_PINNED_SIZES = 64 };
 
 typedef struct tencache_pinned_stats {
-  tencache_gpu_count bytes;       /* as requested; includes freed ones that streams still use */
-  tencache_gpu_count allocations; /* likewise */
-  uint64_t waiting_bytes;         /* of these, the freed ones */
-  uint64_t waiting_count;
-  uint64_t kept_bytes;             /* freed in private pools */
+  tencache_gpu_count bytes;        /* as requested; includes freed ones that streams still use */
+  tencache_gpu_count allocations;  /* likewise */
   tencache_gpu_count mapped_bytes; /* taken from the system */
   tencache_gpu_count mapped_count; /* the pieces it was taken in */
-  uint64_t pinned_bytes;           /* of the mapped bytes; fewer if the driver refused */
-  uint64_t budget_bytes;
   /* Since tencache_pinned_reset_totals(): [n] counts the mapped pieces of up to 2^n bytes and more
    * than half of that; pin_ns is how long the driver took to pin them. */
   uint64_t added_by_size[TENCACHE_PINNED_SIZES];

@@ -4,6 +4,9 @@
 // program.
 #pragma once
 
+#include <string>
+#include <string_view>
+
 namespace tencache {
 
 constexpr bool is_blank(char c) { return c == ' ' || c == '\t'; }
@@ -12,6 +15,12 @@ constexpr char to_lower(char c) {
 }
 constexpr char to_upper(char c) {
   return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+}
+
+inline std::string lower_case(std::string_view text) {
+  std::string lower;
+  for (const char c : text) lower += to_lower(c);
+  return lower;
 }
 
 }  // namespace tencache

@@ -10,9 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <optional>
-#include <tuple>
-#include <utility>
 
 #include "base/check.h"
 #include "base/shown_text.h"
@@ -20,13 +17,18 @@
 namespace tencache {
 namespace {
 
-using Place = std::pair<dev_t, ino_t>;
-
 constexpr size_t kHeldBytes = 4096;
 
-/// Nullopt with errno set on failure. Asks no server: a network file system answers from what it
-/// knows.
-std::optional<Place> place_of(int fd) {
+}  // namespace
+
+UniqueFd above_standard(UniqueFd fd) {
+  if (!fd.is_valid() || fd.get() > STDERR_FILENO) return fd;
+  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
+}
+
+// Nullopt with errno set on failure. Asks no server: a network file system answers from what it
+// knows.
+std::optional<FileIdentity::Place> FileIdentity::place_of(int fd) {
   struct statx known = {};
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &known) == 0) {
     return Place{makedev(known.stx_dev_major, known.stx_dev_minor), known.stx_ino};
@@ -37,26 +39,16 @@ std::optional<Place> place_of(int fd) {
   return Place{attributes.st_dev, attributes.st_ino};
 }
 
-}  // namespace
-
-UniqueFd above_standard(UniqueFd fd) {
-  if (!fd.is_valid() || fd.get() > STDERR_FILENO) return fd;
-  return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-}
-
 FileIdentity FileIdentity::of(int fd) {
   FileIdentity identity;
-  if (const std::optional<Place> place = place_of(fd)) {
-    std::tie(identity.device_, identity.inode_) = *place;
-    identity.is_known_ = true;
-  }
+  identity.place_ = place_of(fd);
   return identity;
 }
 
 bool FileIdentity::is_of(int fd) const {
   const std::optional<Place> place = place_of(fd);
   if (!place) return errno != EBADF;
-  return !is_known_ || *place == Place{device_, inode_};
+  return !place_ || place == place_;
 }
 
 void FileIdentity::end(int fd, const char* what) {
@@ -77,13 +69,8 @@ void FileIdentity::end(int fd, const char* what) {
 FileHold::FileHold(int fd) {
   void* const page = mmap(nullptr, kHeldBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
   if (page == MAP_FAILED) return;
-  page_ = page;
-  owner_pid_ = getpid();
-  (void)madvise(page_, kHeldBytes, MADV_DONTFORK);
-}
-
-FileHold::~FileHold() {
-  if (page_ != nullptr && owner_pid_ == getpid()) munmap(page_, kHeldBytes);
+  page_ = MappedPages(static_cast<char*>(page), Unmap{kHeldBytes});
+  (void)madvise(page, kHeldBytes, MADV_DONTFORK);
 }
 
 }  // namespace tencache

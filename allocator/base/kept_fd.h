@@ -21,8 +21,10 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <utility>
 
+#include "base/mapped_pages.h"
 #include "base/unique_fd.h"
 
 namespace tencache {
@@ -45,11 +47,11 @@ class FileIdentity {
   }
 
  private:
+  using Place = std::pair<dev_t, ino_t>;
+  static std::optional<Place> place_of(int fd);
   [[noreturn]] static void end(int fd, const char* what);
 
-  bool is_known_ = false;
-  dev_t device_ = 0;
-  ino_t inode_ = 0;
+  std::optional<Place> place_;
 };
 
 /// Keeps a file from going while its descriptors may be closed, by a page of it that is mapped and
@@ -59,20 +61,11 @@ class FileHold {
   FileHold() = default;
   /// Invalid with errno set where the file cannot be mapped.
   explicit FileHold(int fd);
-  ~FileHold();
-  FileHold(FileHold&& other) noexcept
-      : page_(std::exchange(other.page_, nullptr)), owner_pid_(other.owner_pid_) {}
-  FileHold& operator=(FileHold&& other) noexcept {
-    std::swap(page_, other.page_);
-    std::swap(owner_pid_, other.owner_pid_);
-    return *this;
-  }
 
   bool is_valid() const { return page_ != nullptr; }
 
  private:
-  void* page_ = nullptr;
-  pid_t owner_pid_ = -1;  // a forked child has the object and not the page
+  MappedPages page_;
 };
 
 class KeptFd {
@@ -85,11 +78,8 @@ class KeptFd {
   ~KeptFd() { reset(); }
   KeptFd(KeptFd&& other) noexcept = default;
   KeptFd& operator=(KeptFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::move(other.fd_);
-      identity_ = other.identity_;
-    }
+    std::swap(fd_, other.fd_);
+    std::swap(identity_, other.identity_);
     return *this;
   }
 

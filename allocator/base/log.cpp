@@ -27,19 +27,8 @@ constexpr size_t kLabelBytesMax = 31;
 std::array<char, kLabelBytesMax + 3> g_label = {};
 std::atomic<bool> g_has_label{false};
 
-const char* level_prefix(LogLevel level) {
-  switch (level) {
-    case LogLevel::kError:
-      return "error: ";
-    case LogLevel::kWarning:
-      return "warning: ";
-    case LogLevel::kInfo:
-      return "";
-    case LogLevel::kDebug:
-      return "debug: ";
-  }
-  return "";
-}
+// By level.
+constexpr std::array kLevelPrefixes = {"error: ", "warning: ", "", "debug: "};
 
 }  // namespace
 
@@ -97,7 +86,7 @@ void log(LogLevel level, const char* format, ...) {
   if (level > log_level()) return;
   StderrLine line;
   line.append_name();
-  line.append("%s", level_prefix(level));
+  line.append("%s", kLevelPrefixes.at(static_cast<size_t>(level)));
   va_list arguments;
   va_start(arguments, format);
   line.append_list(format, arguments);

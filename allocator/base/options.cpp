@@ -34,7 +34,10 @@ namespace {
 using Refusal = std::string;
 
 struct Row {
-  OptionDescription description;
+  std::string_view name;     // "device_memory"
+  std::string_view kind;     // "bytes" | "path" | "flag" | "choice" | "number"
+  std::string_view choices;  // for "choice": "auto|on|off"; else empty
+  std::string_view help;     // one sentence
   Refusal (*parse)(Options& options, std::string_view text);
   std::string (*format)(const Options& options);
 };
@@ -50,12 +53,6 @@ constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
 constexpr uint64_t kExtentMinBytesMax = kGiB;
 constexpr uint64_t kWaitNsMax = uint64_t{24} * 3600 * 1'000'000'000;
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), to_lower);
-  return result;
-}
-
 // ---- Text to value -------------------------------------------------------------------------
 
 Refusal parse_size(std::string_view text, uint64_t min, uint64_t max, uint64_t& value) {
@@ -68,7 +65,7 @@ Refusal parse_size(std::string_view text, uint64_t min, uint64_t max, uint64_t& 
 }
 
 Refusal parse_optional_size(std::string_view text, std::optional<uint64_t>& value) {
-  if (lower(text) == kAuto) {
+  if (lower_case(text) == kAuto) {
     value.reset();
     return {};
   }
@@ -98,7 +95,7 @@ Refusal parse_path(std::string_view text, std::string_view none, std::string& pa
 }
 
 Refusal parse_flag(std::string_view text, bool& value) {
-  const std::string word = lower(text);
+  const std::string word = lower_case(text);
   if (word == "1" || word == "true" || word == "on" || word == "yes") {
     value = true;
   } else if (word == "0" || word == "false" || word == "off" || word == "no") {
@@ -130,7 +127,7 @@ constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warning", "in
 template <typename Enum, size_t kCount>
 Refusal parse_enum(std::string_view text, const std::array<std::string_view, kCount>& names,
                    Enum& value) {
-  const auto found = std::find(names.begin(), names.end(), lower(text));
+  const auto found = std::find(names.begin(), names.end(), lower_case(text));
   if (found == names.end()) {
     Refusal refusal = "It must be one of ";
     for (std::string_view name : names) refusal.append(name).append(", ");
@@ -142,7 +139,7 @@ Refusal parse_enum(std::string_view text, const std::array<std::string_view, kCo
 }
 
 Refusal parse_seed(std::string_view text, std::optional<uint64_t>& seed) {
-  if (lower(text) == kOff) {
+  if (lower_case(text) == kOff) {
     seed.reset();
     return {};
   }
@@ -205,125 +202,124 @@ std::string format_enum(Enum value, const std::array<std::string_view, kCount>& 
 // ---- The table -----------------------------------------------------------------------------
 
 constexpr std::array<Row, 24> kRows = {{
-    {{"device_memory", "bytes", "",
-      "Budget of the device tier: DRAM for tensors, where auto takes what the cgroup or the "
-      "machine leaves, less a reserve; or each GPU's memory, where auto takes 90 %."},
+    {"device_memory", "bytes", "",
+     "Budget of the device tier: DRAM for tensors, where auto takes what the cgroup or the "
+     "machine leaves, less a reserve; or each GPU's memory, where auto takes 90 %.",
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.device_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.device_memory_bytes); }},
-    {{"backend", "choice", "auto|cpu|cuda",
-      "Which tensors move: those in DRAM, to disk (cpu), or those on GPUs, to host memory and from "
-      "there to disk (cuda); auto takes GPUs where torch sees one."},
+    {"backend", "choice", "auto|cpu|cuda",
+     "Which tensors move: those in DRAM, to disk (cpu), or those on GPUs, to host memory and from "
+     "there to disk (cuda); auto takes GPUs where torch sees one.",
      [](Options& o, std::string_view t) { return parse_enum(t, kBackendNames, o.backend); },
      [](const Options& o) { return format_enum(o.backend, kBackendNames); }},
-    {{"host_memory", "bytes", "",
-      "With GPUs: budget of pinned host memory for tensors that leave a GPU, one for each GPU; "
-      "auto takes what the cgroup or the machine leaves, less a reserve."},
+    {"host_memory", "bytes", "",
+     "With GPUs: budget of pinned host memory for tensors that leave a GPU, one for each GPU; "
+     "auto takes what the cgroup or the machine leaves, less a reserve.",
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.host_memory_bytes); },
      [](const Options& o) { return format_optional_size(o.host_memory_bytes); }},
-    {{"direct_storage", "flag", "",
-      "With GPUs: read tensors from disk straight into a GPU's memory, where the machine has "
-      "NVIDIA's GPUDirect Storage."},
+    {"direct_storage", "flag", "",
+     "With GPUs: read tensors from disk straight into a GPU's memory, where the machine has "
+     "NVIDIA's GPUDirect Storage.",
      [](Options& o, std::string_view t) { return parse_flag(t, o.direct_storage); },
      [](const Options& o) { return format_flag(o.direct_storage); }},
-    {{"launch_guard", "flag", "",
-      "With GPUs: also see kernels that no op announces, as of extensions or CuPy, through a "
-      "library that `tencache run` preloads."},
+    {"launch_guard", "flag", "",
+     "With GPUs: also see kernels that no op announces, as of extensions or CuPy, through a "
+     "library that `tencache run` preloads.",
      [](Options& o, std::string_view t) { return parse_flag(t, o.launch_guard); },
      [](const Options& o) { return format_flag(o.launch_guard); }},
-    {{"spill_dir", "path", "",
-      "Directory of the spill file; auto takes the first usable one of TMPDIR, the user's cache "
-      "directory, /var/tmp and the working directory."},
+    {"spill_dir", "path", "",
+     "Directory of the spill file; auto takes the first usable one of TMPDIR, the user's cache "
+     "directory, /var/tmp and the working directory.",
      [](Options& o, std::string_view t) { return parse_path(t, kAuto, o.spill_dir); },
      [](const Options& o) { return format_path(o.spill_dir, kAuto); }},
-    {{"disk_space", "bytes", "",
-      "Quota of the disk tier, with GPUs one for each; auto takes a share of the file system's "
-      "free space, as it is when the spill file grows."},
+    {"disk_space", "bytes", "",
+     "Quota of the disk tier, with GPUs one for each; auto takes a share of the file system's "
+     "free space, as it is when the spill file grows.",
      [](Options& o, std::string_view t) { return parse_optional_size(t, o.disk_space_bytes); },
      [](const Options& o) { return format_optional_size(o.disk_space_bytes); }},
-    {{"disk_wait", "number", "",
-      "Seconds to wait for room while the disk is full or fails, before the program gets an "
-      "out-of-memory error; at most 1 day."},
+    {"disk_wait", "number", "",
+     "Seconds to wait for room while the disk is full or fails, before the program gets an "
+     "out-of-memory error; at most 1 day.",
      [](Options& o, std::string_view t) { return parse_wait(t, o.disk_wait_ns); },
      [](const Options& o) { return format_seconds(o.disk_wait_ns); }},
-    {{"stats", "path", "", "File that receives the stats as JSON when the program ends."},
+    {"stats", "path", "", "File that receives the stats as JSON when the program ends.",
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.stats_path); },
      [](const Options& o) { return format_path(o.stats_path, kOff); }},
-    {{"trace", "path", "",
-      "File that receives the newest events as JSON lines when the program ends: up to 5 MiB for "
-      "each thread that runs ops, and 10 MiB for moves. With several GPUs it covers the one "
-      "used first."},
+    {"trace", "path", "",
+     "File that receives the newest events as JSON lines when the program ends: up to 5 MiB for "
+     "each thread that runs ops, and 10 MiB for moves. With several GPUs it covers the one "
+     "used first.",
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.trace_path); },
      [](const Options& o) { return format_path(o.trace_path, kOff); }},
-    {{"record", "path", "",
-      "File that receives one learned period of the program as JSON lines, for `tencache plan` and "
-      "learn_from; with several GPUs the one that needs the most memory."},
+    {"record", "path", "",
+     "File that receives one learned period of the program as JSON lines, for `tencache plan` and "
+     "learn_from; with several GPUs the one that needs the most memory.",
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.record_path); },
      [](const Options& o) { return format_path(o.record_path, kOff); }},
-    {{"learn_from", "path", "",
-      "File that an earlier run of the program has recorded: its period is planned at once and "
-      "followed from the first step on."},
+    {"learn_from", "path", "",
+     "File that an earlier run of the program has recorded: its period is planned at once and "
+     "followed from the first step on.",
      [](Options& o, std::string_view t) { return parse_path(t, kOff, o.learn_from_path); },
      [](const Options& o) { return format_path(o.learn_from_path, kOff); }},
-    {{"strict", "flag", "", "Raise an out-of-memory error at the budget instead of spilling."},
+    {"strict", "flag", "", "Raise an out-of-memory error at the budget instead of spilling.",
      [](Options& o, std::string_view t) { return parse_flag(t, o.strict); },
      [](const Options& o) { return format_flag(o.strict); }},
-    {{"plan", "flag", "",
-      "Learn what the program repeats and move tensors ahead of use; off moves the least "
-      "recently used ones when room is short."},
+    {"plan", "flag", "",
+     "Learn what the program repeats and move tensors ahead of use; off moves the least "
+     "recently used ones when room is short.",
      [](Options& o, std::string_view t) { return parse_flag(t, o.plan); },
      [](const Options& o) { return format_flag(o.plan); }},
-    {{"quiet", "flag", "",
-      "Print warnings and errors only: no line at the start, none at the first spill, no summary."},
+    {"quiet", "flag", "",
+     "Print warnings and errors only: no line at the start, none at the first spill, no summary.",
      [](Options& o, std::string_view t) { return parse_flag(t, o.quiet); },
      [](const Options& o) { return format_flag(o.quiet); }},
-    {{"log_level", "choice", "error|warning|info|debug",
-      "The most verbose kind of message that is printed."},
+    {"log_level", "choice", "error|warning|info|debug",
+     "The most verbose kind of message that is printed.",
      [](Options& o, std::string_view t) { return parse_enum(t, kLevelNames, o.log_level); },
      [](const Options& o) { return format_enum(o.log_level, kLevelNames); }},
-    {{"extent_min", "bytes", "",
-      "Allocations smaller than this stay resident, unless they fill the budget (in DRAM); from "
-      "4KiB to 1GiB, and on GPUs at least 2MiB."},
+    {"extent_min", "bytes", "",
+     "Allocations smaller than this stay resident, unless they fill the budget (in DRAM); from "
+     "4KiB to 1GiB, and on GPUs at least 2MiB.",
      [](Options& o, std::string_view t) {
        return parse_size(t, kExtentMinBytesMin, kExtentMinBytesMax, o.extent_min_bytes);
      },
      [](const Options& o) { return format_size(o.extent_min_bytes); }},
-    {{"arm_at", "number", "",
-      "Share of the budget in use at which ops begin to be watched; above 0, at most 1. On GPUs "
-      "without the launch guard they always are."},
+    {"arm_at", "number", "",
+     "Share of the budget in use at which ops begin to be watched; above 0, at most 1. On GPUs "
+     "without the launch guard they always are.",
      [](Options& o, std::string_view t) { return parse_share(t, false, o.arm_at); },
      [](const Options& o) { return format_number(o.arm_at); }},
-    {{"chunk_share", "number", "",
-      "Share of the budget that one chunk of a multi-tensor op may name; above 0, at most 1."},
+    {"chunk_share", "number", "",
+     "Share of the budget that one chunk of a multi-tensor op may name; above 0, at most 1.",
      [](Options& o, std::string_view t) { return parse_share(t, false, o.chunk_share); },
      [](const Options& o) { return format_number(o.chunk_share); }},
-    {{"io_uring", "choice", "auto|on|off",
-      "Whether the disk tier uses io_uring; auto falls back to a pool of threads."},
+    {"io_uring", "choice", "auto|on|off",
+     "Whether the disk tier uses io_uring; auto falls back to a pool of threads.",
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.io_uring); },
      [](const Options& o) { return format_enum(o.io_uring, kChoiceNames); }},
-    {{"direct_io", "choice", "auto|on|off",
-      "Whether the disk tier bypasses the page cache (O_DIRECT); auto falls back to buffered."},
+    {"direct_io", "choice", "auto|on|off",
+     "Whether the disk tier bypasses the page cache (O_DIRECT); auto falls back to buffered.",
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.direct_io); },
      [](const Options& o) { return format_enum(o.direct_io, kChoiceNames); }},
-    {{"userfaultfd", "choice", "auto|on|off",
-      "Whether other tensors take over the pages of tensors that leave DRAM, by the kernel's "
-      "userfaultfd; auto gives the pages back where it is not allowed."},
+    {"userfaultfd", "choice", "auto|on|off",
+     "Whether other tensors take over the pages of tensors that leave DRAM, by the kernel's "
+     "userfaultfd; auto gives the pages back where it is not allowed.",
      [](Options& o, std::string_view t) { return parse_enum(t, kChoiceNames, o.userfaultfd); },
      [](const Options& o) { return format_enum(o.userfaultfd, kChoiceNames); }},
-    {{"chaos", "number", "",
-      "For tests: seed with which everything unpinned is evicted at random op ends."},
+    {"chaos", "number", "",
+     "For tests: seed with which everything unpinned is evicted at random op ends.",
      [](Options& o, std::string_view t) { return parse_seed(t, o.chaos_seed); },
      [](const Options& o) {
        return o.chaos_seed ? std::to_string(*o.chaos_seed) : std::string(kOff);
      }},
-    {{"chaos_probability", "number", "",
-      "For tests: chance from 0 to 1 that an op end evicts; needs chaos."},
+    {"chaos_probability", "number", "",
+     "For tests: chance from 0 to 1 that an op end evicts; needs chaos.",
      [](Options& o, std::string_view t) { return parse_share(t, true, o.chaos_probability); },
      [](const Options& o) { return format_number(o.chaos_probability); }},
 }};
 
 const Row* find_row(std::string_view name) {
-  const auto found = std::find_if(kRows.begin(), kRows.end(),
-                                  [name](const Row& row) { return row.description.name == name; });
+  const auto found = std::ranges::find(kRows, name, &Row::name);
   return found == kRows.end() ? nullptr : found;
 }
 
@@ -361,8 +357,8 @@ const Row* nearest_row(std::string_view name) {
   const Row* nearest = nullptr;
   size_t nearest_distance = kDistanceMax + 1;
   for (const Row& row : kRows) {
-    const size_t distance = edit_distance(name, row.description.name);
-    if (distance < nearest_distance && distance * 2 <= row.description.name.size()) {
+    const size_t distance = edit_distance(name, row.name);
+    if (distance < nearest_distance && distance * 2 <= row.name.size()) {
       nearest = &row;
       nearest_distance = distance;
     }
@@ -396,13 +392,13 @@ std::vector<std::string_view> similar_names(std::string_view name) {
   std::vector<std::string_view> with_some;
   if (name.size() > kAskedNameMax) return {};
   for (const Row& row : kRows) {
-    const WordCounts counts = count_words(row.description.name, name);
-    if (counts.shared > 0) with_some.push_back(row.description.name);
-    if (counts.shared > 0 && counts.lacking == 0) with_all.push_back(row.description.name);
+    const WordCounts counts = count_words(row.name, name);
+    if (counts.shared > 0) with_some.push_back(row.name);
+    if (counts.shared > 0 && counts.lacking == 0) with_all.push_back(row.name);
   }
   if (!with_all.empty()) return with_all;
   const Row* nearest = nearest_row(name);
-  if (nearest != nullptr) return {nearest->description.name};
+  if (nearest != nullptr) return {nearest->name};
   return with_some;
 }
 
@@ -418,7 +414,7 @@ Status unknown_option(std::string_view spelled, std::string_view name,
     message += '?';
   } else {
     message += " The options are";
-    for (const Row& row : kRows) message += " " + spell(row.description.name);
+    for (const Row& row : kRows) message += " " + spell(row.name);
     message += '.';
   }
   return {StatusCode::kInvalidArgument, std::move(message)};
@@ -427,40 +423,25 @@ Status unknown_option(std::string_view spelled, std::string_view name,
 Status set_row(Options& options, const Row& row, std::string_view text) {
   const Refusal refusal = row.parse(options, text);
   if (refusal.empty()) return Status::ok();
-  const OptionDescription& description = row.description;
-  std::string message = "Option " + std::string(description.name) + " does not take the value \"" +
-                        shown(text) + "\". " + refusal + " Set " + flag_name(description.name) +
-                        " or " + environment_name(description.name) +
-                        ", or leave it at its default, " + row.format(Options()) + ".";
-  return {StatusCode::kInvalidArgument, std::move(message)};
+  return invalid_argument("Option " + std::string(row.name) + " does not take the value \"" +
+                          shown(text) + "\". " + refusal + " Set " + flag_name(row.name) + " or " +
+                          environment_name(row.name) + ", or leave it at its default, " +
+                          row.format(Options()) + ".");
 }
 
 }  // namespace
-
-const std::vector<OptionDescription>& option_table() {
-  // Never destroyed, because it is read while the process exits.
-  static const std::vector<OptionDescription>* const table = [] {
-    auto* descriptions = new std::vector<OptionDescription>();
-    for (const Row& row : kRows) descriptions->push_back(row.description);
-    return descriptions;
-  }();
-  return *table;
-}
 
 std::string option_table_json() {
   try {
     nlohmann::ordered_json table = nlohmann::ordered_json::array();
     for (const Row& row : kRows) {
-      const OptionDescription& description = row.description;
-      nlohmann::ordered_json object;
-      object["name"] = description.name;
-      object["kind"] = description.kind;
-      object["choices"] = description.choices;
-      object["default"] = row.format(Options());
-      object["help"] = description.help;
-      object["environment"] = environment_name(description.name);
-      object["flag"] = flag_name(description.name);
-      table.push_back(std::move(object));
+      table.push_back({{"name", row.name},
+                       {"kind", row.kind},
+                       {"choices", row.choices},
+                       {"default", row.format(Options())},
+                       {"help", row.help},
+                       {"environment", environment_name(row.name)},
+                       {"flag", flag_name(row.name)}});
     }
     return table.dump();
   } catch (...) {
@@ -472,7 +453,8 @@ std::string option_table_json() {
 Status set_option(Options& options, std::string_view name, std::string_view text) {
   const Row* row = find_row(name);
   if (row == nullptr) {
-    return unknown_option(name, lower(name), [](std::string_view n) { return std::string(n); });
+    return unknown_option(name, lower_case(name),
+                          [](std::string_view n) { return std::string(n); });
   }
   return set_row(options, *row, text);
 }
@@ -483,14 +465,14 @@ Status read_environment(Options& options, const std::vector<std::string>& names,
     if (!variable.starts_with(kEnvironmentPrefix) || variable.starts_with(kInternalPrefix))
       continue;
     const std::string_view suffix = std::string_view(variable).substr(kEnvironmentPrefix.size());
-    const Row* row = find_row(lower(suffix));
+    const Row* row = find_row(lower_case(suffix));
     // Only upper case is read below; a name in another case would be ignored silently.
-    if (row == nullptr || environment_name(row->description.name) != variable) {
-      return unknown_option(variable, lower(suffix), environment_name);
+    if (row == nullptr || environment_name(row->name) != variable) {
+      return unknown_option(variable, lower_case(suffix), environment_name);
     }
   }
   for (const Row& row : kRows) {
-    const char* text = get(environment_name(row.description.name).c_str());
+    const char* text = get(environment_name(row.name).c_str());
     // Job scripts and compose files unset a variable by making it empty.
     if (text == nullptr || text[0] == '\0') continue;
     TENCACHE_RETURN_IF_ERROR(set_row(options, row, text));
@@ -505,7 +487,7 @@ std::string option_text(const Options& options, std::string_view name) {
 
 nlohmann::ordered_json options_json(const Options& options) {
   nlohmann::ordered_json texts = nlohmann::ordered_json::object();
-  for (const Row& row : kRows) texts[std::string(row.description.name)] = row.format(options);
+  for (const Row& row : kRows) texts[std::string(row.name)] = row.format(options);
   return texts;
 }
 

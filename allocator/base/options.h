@@ -61,18 +61,8 @@ struct Options {
   double chaos_probability = 1.0;      // chaos_probability: chance per op end, 0..1
 };
 
-/// One row of the table, for help texts, doctor and documentation.
-struct OptionDescription {
-  std::string_view name;     // "device_memory"
-  std::string_view kind;     // "bytes" | "path" | "flag" | "choice" | "number"
-  std::string_view choices;  // for "choice": "auto|on|off"; else empty
-  std::string_view help;     // one sentence
-};
-
-/// The table, in the order in which it should be shown.
-const std::vector<OptionDescription>& option_table();
-
-/// The table as a JSON array of objects {name, kind, choices, default, help, environment, flag}.
+/// The table as a JSON array of objects {name, kind, choices, default, help, environment, flag}, in
+/// the order in which they should be shown.
 std::string option_table_json();
 
 /// Sets one option by its name from text. kInvalidArgument for an unknown name (with the nearest

@@ -48,8 +48,7 @@ void RangeAllocator::take(uint64_t offset, uint64_t length) {
   const bool has_range = length > 0 && behind != free_by_offset_.begin() &&
                          length <= std::prev(behind)->second &&
                          offset - std::prev(behind)->first <= std::prev(behind)->second - length;
-  TENCACHE_CHECK(has_range, "range %llu+%llu is not free", static_cast<unsigned long long>(offset),
-                 static_cast<unsigned long long>(length));
+  TENCACHE_CHECK(has_range, "range %lu+%lu is not free", offset, length);
   const auto [begin, free_length] = *std::prev(behind);
   erase_free(begin, free_length);
   if (offset > begin) insert_free(begin, offset - begin);
@@ -66,11 +65,9 @@ std::optional<uint64_t> RangeAllocator::allocate(uint64_t length) {
 
 void RangeAllocator::free(uint64_t offset, uint64_t length) {
   TENCACHE_CHECK(length > 0 && length <= used_ && offset <= limit_ && length <= limit_ - offset,
-                 "range %llu+%llu freed of %llu used in %llu",
-                 static_cast<unsigned long long>(offset), static_cast<unsigned long long>(length),
-                 static_cast<unsigned long long>(used_), static_cast<unsigned long long>(limit_));
-  TENCACHE_CHECK(!crosses_border(offset, length), "range %llu+%llu freed across a border",
-                 static_cast<unsigned long long>(offset), static_cast<unsigned long long>(length));
+                 "range %lu+%lu freed of %lu used in %lu", offset, length, used_, limit_);
+  TENCACHE_CHECK(!crosses_border(offset, length), "range %lu+%lu freed across a border", offset,
+                 length);
   uint64_t begin = offset;
   uint64_t end = offset + length;
   const auto next = free_by_offset_.lower_bound(offset);
@@ -79,8 +76,7 @@ void RangeAllocator::free(uint64_t offset, uint64_t length) {
   const bool has_previous = previous != free_by_offset_.end();
   TENCACHE_CHECK((!has_next || end <= next->first) &&
                      (!has_previous || previous->first + previous->second <= begin),
-                 "range %llu+%llu freed twice", static_cast<unsigned long long>(offset),
-                 static_cast<unsigned long long>(length));
+                 "range %lu+%lu freed twice", offset, length);
   const bool joins_next = has_next && next->first == end;
   const bool joins_previous = has_previous && previous->first + previous->second == begin;
   if (joins_next) {
@@ -96,9 +92,7 @@ void RangeAllocator::free(uint64_t offset, uint64_t length) {
 }
 
 void RangeAllocator::grow(uint64_t new_limit) {
-  TENCACHE_CHECK(new_limit >= limit_, "a space of %llu cannot shrink to %llu",
-                 static_cast<unsigned long long>(limit_),
-                 static_cast<unsigned long long>(new_limit));
+  TENCACHE_CHECK(new_limit >= limit_, "a space of %lu cannot shrink to %lu", limit_, new_limit);
   if (new_limit == limit_) return;
   uint64_t begin = limit_;
   if (const uint64_t tail = free_at_end(); tail > 0) {

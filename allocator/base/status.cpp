@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names of status codes, and the one place where an errno of the kernel becomes a StatusCode. The
-// mapping follows from what the caller can do: no space means free some, unavailable means use
-// another facility, invalid argument means a value from outside was wrong. No state; any thread.
+// The one place where an errno of the kernel becomes a StatusCode. The mapping follows from what
+// the caller can do: no space means free some, unavailable means use another facility, invalid
+// argument means a value from outside was wrong. No state; any thread.
 #include "base/status.h"
 
 #include <cerrno>
@@ -32,28 +32,6 @@ StatusCode code_of_errno(int error_number) {
 }
 
 }  // namespace
-
-std::string_view status_code_name(StatusCode code) {
-  switch (code) {
-    case StatusCode::kOk:
-      return "ok";
-    case StatusCode::kInvalidArgument:
-      return "invalid argument";
-    case StatusCode::kOutOfMemory:
-      return "out of memory";
-    case StatusCode::kNoSpace:
-      return "no space";
-    case StatusCode::kIoError:
-      return "io error";
-    case StatusCode::kDataLoss:
-      return "data loss";
-    case StatusCode::kUnavailable:
-      return "unavailable";
-    case StatusCode::kFailedPrecondition:
-      return "failed precondition";
-  }
-  return "unknown";
-}
 
 Status status_from_errno(int error_number, std::string_view what) {
   char buffer[128];

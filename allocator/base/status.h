@@ -27,9 +27,6 @@ enum class StatusCode : uint8_t {
   kFailedPrecondition = 7,  // the call is not allowed in the present state
 };
 
-/// The code's name in lower case with spaces, e.g. "no space".
-std::string_view status_code_name(StatusCode code);
-
 class [[nodiscard]] Status {
  public:
   Status() = default;

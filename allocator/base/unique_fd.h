@@ -18,10 +18,7 @@ class UniqueFd {
   ~UniqueFd() { reset(); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
   UniqueFd& operator=(UniqueFd&& other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = other.release();
-    }
+    std::swap(fd_, other.fd_);
     return *this;
   }
 

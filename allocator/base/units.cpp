@@ -5,6 +5,7 @@
 // worse than an error. No state; any thread.
 #include "base/units.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -47,23 +48,13 @@ std::string_view trim(std::string_view text) {
 }
 
 Status refuse(std::string_view text, std::string_view reason) {
-  std::string message = "\"";
-  message.append(shown(text)).append("\" is not a size: ").append(reason);
-  message += ". Write a number and a unit, for example 1.5GiB, 512MiB or 1048576.";
-  return {StatusCode::kInvalidArgument, std::move(message)};
+  return invalid_argument("\"" + shown(text) + "\" is not a size: " + std::string(reason) +
+                          ". Write a number and a unit, for example 1.5GiB, 512MiB or 1048576.");
 }
 
 Status refuse_time(std::string_view text, std::string_view reason) {
-  std::string message = "\"";
-  message.append(shown(text)).append("\" is not a time: ").append(reason);
-  message += ". Write a number and a unit, for example 30s, 500ms or 5min.";
-  return {StatusCode::kInvalidArgument, std::move(message)};
-}
-
-std::string lower_case(std::string_view text) {
-  std::string lower;
-  for (char c : text) lower += to_lower(c);
-  return lower;
+  return invalid_argument("\"" + shown(text) + "\" is not a time: " + std::string(reason) +
+                          ". Write a number and a unit, for example 30s, 500ms or 5min.");
 }
 
 /// Nanoseconds; 0 for an unknown unit.
@@ -81,14 +72,6 @@ bool counts_bits(std::string_view name) {
          kPrefixes.find(name.front()) != std::string_view::npos;
 }
 
-const Unit* find_unit(std::string_view name) {
-  const std::string lower = lower_case(name);
-  for (const Unit& unit : kUnits) {
-    if (unit.name == lower) return &unit;
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 Result<uint64_t> parse_bytes(std::string_view text) {
@@ -104,8 +87,9 @@ Result<uint64_t> parse_bytes(std::string_view text) {
     const std::string prefix(unit_name.substr(0, unit_name.size() - 1));
     return refuse(text, prefix + "b counts bits, and sizes are in bytes, " + prefix + "B");
   }
-  const Unit* unit = find_unit(unit_name);
-  if (unit == nullptr) return refuse(text, "its unit is unknown");
+  const std::string lower = lower_case(unit_name);
+  const auto unit = std::ranges::find(kUnits, std::string_view(lower), &Unit::name);
+  if (unit == kUnits.end()) return refuse(text, "its unit is unknown");
 
   const char* const end = number.data() + number.size();
   uint64_t whole = 0;

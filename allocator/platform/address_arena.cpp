@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/racy_access.h"
 #include "base/units.h"
+#include "platform/host_memory.h"
 #include "platform/machine.h"
 
 namespace tencache {
@@ -27,19 +28,15 @@ char* align_to_granule(char* address) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(address), kGranuleBytes));
 }
 
-Status mapping_error(const char* what, const char* address, uint64_t bytes) {
+/// Ok if a call is done, else what errno says of it.
+Status outcome(bool is_done, const char* what, const char* address, uint64_t bytes) {
   const int error_number = errno;
+  if (is_done) return Status::ok();
   char text[160];
   snprintf(text, sizeof text, "%s of %s at %p%s", what, format_bytes(bytes).c_str(),
            static_cast<const void*>(address),
            error_number == ENOMEM ? " (raise vm.max_map_count or free memory)" : "");
   return status_from_errno(error_number, text);
-}
-
-// Huge pages halve the cost of first touch and of moving a frame; a range without a whole huge page
-// gains nothing from the advice.
-void advise_huge_pages(char* address, uint64_t bytes) {
-  if (bytes >= kGranuleBytes) madvise(address, bytes, MADV_HUGEPAGE);
 }
 
 // Tries to move one page onto the next.
@@ -65,8 +62,7 @@ Status AddressArena::expect_page_size(uint64_t kernel_page_bytes) {
 }
 
 Result<std::unique_ptr<AddressArena>> AddressArena::reserve(uint64_t bytes, uint64_t least_bytes) {
-  TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
+  TENCACHE_CHECK(bytes > 0 && bytes % kGranuleBytes == 0, "%lu bytes", bytes);
   TENCACHE_RETURN_IF_ERROR(expect_page_size(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   const std::optional<uint64_t> left_bytes = address_bytes_left();
   const uint64_t most_bytes = left_bytes ? std::min(bytes, *left_bytes / 2) : bytes;
@@ -104,10 +100,11 @@ AddressArena::AddressArena(char* reservation, uint64_t reservation_bytes, char* 
 AddressArena::~AddressArena() { munmap(reservation_, reservation_bytes_); }
 
 Status AddressArena::commit(char* address, uint64_t bytes) {
-  if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
-    return mapping_error("making memory accessible", address, bytes);
-  }
-  advise_huge_pages(address, bytes);
+  const bool is_done = mprotect(address, bytes, PROT_READ | PROT_WRITE) == 0;
+  TENCACHE_RETURN_IF_ERROR(outcome(is_done, "making memory accessible", address, bytes));
+  // Huge pages halve the cost of first touch and of moving a frame; a range without a whole huge
+  // page gains nothing from the advice.
+  if (bytes >= kGranuleBytes) (void)madvise(address, bytes, MADV_HUGEPAGE);
   return Status::ok();
 }
 
@@ -117,23 +114,17 @@ bool AddressArena::decommit(char* address, uint64_t bytes) {
   if (mapped != MAP_FAILED) return true;
   const int error_number = errno;
   TENCACHE_CHECK(error_number == ENOMEM && madvise(address, bytes, MADV_DONTNEED) == 0,
-                 "giving %llu bytes back: errno %d", static_cast<unsigned long long>(bytes),
-                 error_number);
+                 "giving %lu bytes back: errno %d", bytes, error_number);
   return false;
 }
 
 Status AddressArena::protect(char* address, uint64_t bytes) {
-  if (mprotect(address, bytes, PROT_READ) != 0) {
-    return mapping_error("write protection", address, bytes);
-  }
-  return Status::ok();
+  return outcome(mprotect(address, bytes, PROT_READ) == 0, "write protection", address, bytes);
 }
 
 Status AddressArena::unprotect(char* address, uint64_t bytes) {
-  if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
-    return mapping_error("lifting write protection", address, bytes);
-  }
-  return Status::ok();
+  const bool is_done = mprotect(address, bytes, PROT_READ | PROT_WRITE) == 0;
+  return outcome(is_done, "lifting write protection", address, bytes);
 }
 
 void AddressArena::read_singly(char* address, uint64_t bytes, bool singly) {
@@ -145,38 +136,25 @@ Status AddressArena::map_cold(char* address, uint64_t bytes, int fd, uint64_t of
   const UnchangedByMapping unchanged;
   void* mapped = mmap(address, bytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED, fd, static_cast<off_t>(offset));
-  if (mapped == MAP_FAILED) return mapping_error("mapping a slot", address, bytes);
-  return Status::ok();
+  return outcome(mapped != MAP_FAILED, "mapping a slot", address, bytes);
 }
 
 Result<char*> AddressArena::make_scratch(uint64_t bytes) {
-  const uint64_t with_slack = bytes + kGranuleBytes;
-  void* reservation = mmap(nullptr, with_slack, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reservation == MAP_FAILED) return mapping_error("scratch memory", nullptr, bytes);
-  char* start = static_cast<char*>(reservation);
-  char* scratch = align_to_granule(start);
-  // The parts cut off on both sides were never touched, so they hold no memory; a failure to unmap
-  // them (map count) would only leave addresses behind.
-  if (scratch > start) munmap(start, static_cast<size_t>(scratch - start));
-  const size_t tail_bytes = static_cast<size_t>((start + with_slack) - (scratch + bytes));
-  if (tail_bytes > 0) munmap(scratch + bytes, tail_bytes);
-  advise_huge_pages(scratch, bytes);
+  char* const scratch = map_huge_aligned(bytes, MAP_PRIVATE | MAP_NORESERVE);
+  TENCACHE_RETURN_IF_ERROR(outcome(scratch != nullptr, "scratch memory", nullptr, bytes));
   return scratch;
 }
 
 Status AddressArena::move_onto(char* scratch, char* address, uint64_t bytes) {
   const UnchangedByMapping unchanged;
   void* moved = mremap(scratch, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, address);
-  if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
-  return Status::ok();
+  return outcome(moved != MAP_FAILED, "moving memory under an extent", address, bytes);
 }
 
 Status AddressArena::move_frames(char* source, char* address, uint64_t bytes) {
   const UnchangedByMapping unchanged;
   void* moved = mremap(source, bytes, bytes, kMoveAndKeepSource, address);
-  if (moved == MAP_FAILED) return mapping_error("moving memory under an extent", address, bytes);
-  return Status::ok();
+  return outcome(moved != MAP_FAILED, "moving memory under an extent", address, bytes);
 }
 
 void AddressArena::drop_scratch(char* scratch, uint64_t bytes) { munmap(scratch, bytes); }

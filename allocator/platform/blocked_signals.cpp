@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "platform/blocked_signals.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -9,10 +8,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "base/sanitizers.h"
@@ -29,14 +29,9 @@ constexpr int kLooksMax = 50;
 // The sanitizer has a thread of its own, which writes to no tensor. It blocks all but SIGSYS.
 constexpr uint64_t kOfThreadSanitizer = 0xfffffffe3ffbfeff;
 
-struct CloseDirectory {
-  void operator()(DIR* directory) const { closedir(directory); }
-};
-
 /// The text of a thread's status, which has its name first; empty when the thread has ended.
-std::string_view read_status(int tasks_fd, const char* thread, std::span<char> buffer) {
-  const std::string path = std::string(thread) + "/status";
-  const UniqueFd file(openat(tasks_fd, path.c_str(), O_RDONLY | O_CLOEXEC));
+std::string_view read_status(const std::string& path, std::span<char> buffer) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_valid()) return {};
   const ssize_t bytes = read(file.get(), buffer.data(), buffer.size() - 1);
   if (bytes <= 0) return {};
@@ -58,10 +53,10 @@ Answer blocks(std::string_view status, int signal_number) {
   return (mask >> (kInternalSignal - 1) & 1) == 0 ? Answer::kYes : Answer::kForAMoment;
 }
 
-bool is_blocked_by(int tasks_fd, const char* thread, int signal_number) {
+bool is_blocked_by(const std::string& status_path, int signal_number) {
   std::array<char, 4096> buffer;
   for (int look = 0; look < kLooksMax; ++look) {
-    const Answer answer = blocks(read_status(tasks_fd, thread, buffer), signal_number);
+    const Answer answer = blocks(read_status(status_path, buffer), signal_number);
     if (answer != Answer::kForAMoment) return answer == Answer::kYes;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -71,13 +66,12 @@ bool is_blocked_by(int tasks_fd, const char* thread, int signal_number) {
 }  // namespace
 
 bool is_blocked_by_any_thread(int signal_number) {
-  const std::unique_ptr<DIR, CloseDirectory> tasks(opendir("/proc/self/task"));
-  if (tasks == nullptr) return true;
-  while (const dirent* entry = readdir(tasks.get())) {
-    if (entry->d_name[0] == '.') continue;
-    if (is_blocked_by(dirfd(tasks.get()), entry->d_name, signal_number)) return true;
+  std::error_code error;
+  std::filesystem::directory_iterator thread("/proc/self/task", error);
+  for (; !error && thread != std::filesystem::directory_iterator(); thread.increment(error)) {
+    if (is_blocked_by(thread->path() / "status", signal_number)) return true;
   }
-  return false;
+  return static_cast<bool>(error);
 }
 
 }  // namespace tencache

@@ -6,7 +6,6 @@
 
 #include <sched.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -69,11 +68,8 @@ class Toucher {
     placement_.threads = std::max(1U, static_cast<unsigned>(threads_.size()));
     if (threads_.empty()) touch_pieces();
     for (std::thread& thread : threads_) thread.join();
-    placement_.threads_on_node = processors && !threads_.empty();
     for (const Status& move : moves_) {
-      if (move.is_ok()) continue;
-      placement_.threads_on_node = false;
-      placement_.threads_refusal = move.message();
+      if (!move.is_ok()) placement_.threads_refusal = move.message();
     }
     placement_.populated_by_kernel = by_kernel_;
     return error_;
@@ -132,61 +128,33 @@ Status no_memory(int error_number, const char* attempt, uint64_t bytes) {
 
 }  // namespace
 
-char* map_huge_aligned(uint64_t bytes, bool is_shared) {
+char* map_huge_aligned(uint64_t bytes, int flags) {
   const uint64_t mapped_bytes = bytes + kHugePageBytes;
-  const int kind = is_shared ? MAP_SHARED : MAP_PRIVATE;
-  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
+  void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   auto* const begin = static_cast<char*>(mapped);
   const uint64_t before_bytes = round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) -
                                 reinterpret_cast<uintptr_t>(begin);
+  // The parts cut off on both sides were never touched, so they hold no memory; a failure to unmap
+  // them (map count) would only leave addresses behind.
   if (before_bytes > 0) munmap(begin, before_bytes);
   munmap(begin + before_bytes + bytes, kHugePageBytes - before_bytes);
-  // Only advice: a refusal costs time.
-  (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
+  // Only advice: a refusal costs time. Smaller memory gains nothing, and merges with its neighbours
+  // without it (vm.max_map_count).
+  if (bytes >= kHugePageBytes) (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
   return begin + before_bytes;
 }
 
-HostMemory::HostMemory(char* memory, uint64_t bytes, HostPlacement placement)
-    : memory_(memory), bytes_(bytes), owner_pid_(getpid()), placement_(std::move(placement)) {}
-
-HostMemory::~HostMemory() { unmap(); }
-
-HostMemory::HostMemory(HostMemory&& other) noexcept
-    : memory_(std::exchange(other.memory_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      owner_pid_(other.owner_pid_),
-      placement_(std::move(other.placement_)) {}
-
-HostMemory& HostMemory::operator=(HostMemory&& other) noexcept {
-  if (this != &other) {
-    unmap();
-    memory_ = std::exchange(other.memory_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-    owner_pid_ = other.owner_pid_;
-    placement_ = std::move(other.placement_);
-  }
-  return *this;
-}
-
-void HostMemory::unmap() {
-  // In a forked child other memory may stand at these addresses (Note [Fork]).
-  if (memory_ != nullptr && getpid() == owner_pid_) munmap(memory_, bytes_);
-  memory_ = nullptr;
-}
-
 Result<HostMemory> HostMemory::map(const HostMemoryRequest& request) {
-  TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%llu bytes",
-                 static_cast<unsigned long long>(request.bytes));
-  char* const memory = map_huge_aligned(request.bytes, request.is_shared);
+  TENCACHE_CHECK(request.bytes > 0 && request.bytes % kPageBytes == 0, "%lu bytes", request.bytes);
+  char* const memory =
+      map_huge_aligned(request.bytes, request.is_shared ? MAP_SHARED : MAP_PRIVATE);
   if (memory == nullptr) return no_memory(errno, "Cannot map", request.bytes);
   if (!request.is_shared) (void)madvise(memory, request.bytes, MADV_DONTFORK);
   HostPlacement placement;
   placement.node = request.node;
   if (request.node >= 0) {
-    const Status bound = prefer_node(memory, request.bytes, request.node);
-    placement.is_bound = bound.is_ok();
-    placement.bind_refusal = bound.message();
+    placement.bind_refusal = prefer_node(memory, request.bytes, request.node).message();
   }
   HostMemory result(memory, request.bytes, HostPlacement());
   const int error_number = Toucher(memory, request.bytes, placement).run(request.threads);

@@ -17,11 +17,13 @@
 // Movable, one owner, not thread-safe; access to the bytes is the owner's affair.
 #pragma once
 
-#include <sys/types.h>
+#include <sys/mman.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
+#include "base/mapped_pages.h"
 #include "base/status.h"
 
 namespace tencache {
@@ -35,12 +37,12 @@ struct HostMemoryRequest {
 
 /// Which optional wishes of a request were honoured.
 struct HostPlacement {
-  int node = -1;                    // as asked
-  bool is_bound = false;            // the kernel bound the memory to the node
-  std::string bind_refusal;         // why not; empty when no node was asked
+  int node = -1;  // as asked
+  // Why the kernel did not bind the memory to the node, and why the threads that touched it did not
+  // run on processors of the node; empty when they did, or no node was asked.
+  std::string bind_refusal;
+  std::string threads_refusal;
   unsigned threads = 0;             // number that touched it
-  bool threads_on_node = false;     // they ran on processors of the node
-  std::string threads_refusal;      // why not; empty when no node was asked
   bool populated_by_kernel = true;  // in one call for many pages; else page by page
 };
 
@@ -50,27 +52,21 @@ class HostMemory {
   static Result<HostMemory> map(const HostMemoryRequest& request);
 
   /// Takes over a mapping of whole pages.
-  HostMemory(char* memory, uint64_t bytes, HostPlacement placement);
-  ~HostMemory();
-  HostMemory(HostMemory&& other) noexcept;
-  HostMemory& operator=(HostMemory&& other) noexcept;
+  HostMemory(char* memory, uint64_t bytes, HostPlacement placement)
+      : memory_(memory, Unmap{bytes}), placement_(std::move(placement)) {}
 
-  char* data() const { return memory_; }
-  uint64_t bytes() const { return bytes_; }
+  char* data() const { return memory_.get(); }
+  uint64_t bytes() const { return memory_.get_deleter().bytes; }
   const HostPlacement& placement() const { return placement_; }
 
  private:
-  void unmap();
-
-  char* memory_;
-  uint64_t bytes_;
-  pid_t owner_pid_;  // a forked child does not have the mapping
+  MappedPages memory_;
   HostPlacement placement_;
 };
 
-/// `bytes` of fresh memory that begins with a huge page and asks for huge pages; null with errno
-/// set when there is none. Where it is shared, forked children have the same pages. The caller
-/// unmaps it.
-char* map_huge_aligned(uint64_t bytes, bool is_shared = false);
+/// `bytes` of fresh memory that begins where a huge page can, and asks for huge pages if it holds
+/// one; null with errno set when there is none. `flags` are those of mmap() besides MAP_ANONYMOUS.
+/// The caller unmaps it.
+char* map_huge_aligned(uint64_t bytes, int flags = MAP_PRIVATE);
 
 }  // namespace tencache

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -52,9 +53,9 @@ struct CgroupMemory {
 };
 
 // The folder of this process's cgroup below its mount, e.g. "/user.slice". A v1 line names its
-// controllers; the v2 line names none, which "" finds.
-std::optional<std::string> cgroup_path(const std::string& controller) {
-  std::ifstream file("/proc/self/cgroup");
+// controllers; the v2 line names none, which "" finds. "/" where there is no such line.
+std::string cgroup_path(const std::string& root, const std::string& controller) {
+  std::ifstream file(root + "/proc/self/cgroup");
   std::string line;
   while (std::getline(file, line)) {
     const size_t first = line.find(':');
@@ -64,14 +65,15 @@ std::optional<std::string> cgroup_path(const std::string& controller) {
     if (controllers.find("," + controller + ",") != std::string::npos)
       return line.substr(second + 1);
   }
-  return std::nullopt;
+  return "/";
 }
 
 uint64_t left_in(const CgroupMemory& cgroup) {
   return cgroup.limit_bytes - std::min(cgroup.limit_bytes, cgroup.used_bytes);
 }
 
-// The folders of a cgroup and of all above it, up to the mount: limits bind at every level.
+// The folders of a cgroup and of all above it, up to the mount: limits bind at every level. In a
+// container the path of /proc/self/cgroup may not exist below the mount; the mount itself does.
 std::vector<std::string> levels(const std::string& mount, std::string path) {
   std::vector<std::string> folders;
   for (;;) {
@@ -81,41 +83,38 @@ std::vector<std::string> levels(const std::string& mount, std::string path) {
   }
 }
 
-// The limit that leaves least.
-std::optional<CgroupMemory> tightest_limit(const std::string& mount, const std::string& path,
-                                           const char* limit_file, const char* usage_file,
-                                           const char* cache_field) {
+// What a version of cgroups tells of memory, and where.
+struct CgroupFiles {
+  const char* mount;
+  const char* controller;
+  const char* limit;
+  const char* usage;
+  const char* cache;  // the field of memory.stat with what the kernel can take back
+};
+
+constexpr std::array<CgroupFiles, 3> kCgroupFiles = {{
+    {"/sys/fs/cgroup", "", "/memory.max", "/memory.current", "inactive_file"},
+    {"/sys/fs/cgroup/unified", "", "/memory.max", "/memory.current", "inactive_file"},
+    {"/sys/fs/cgroup/memory", "memory", "/memory.limit_in_bytes", "/memory.usage_in_bytes",
+     "total_inactive_file"},
+}};
+
+// The limit that leaves least, of those below all memory: a limit above it limits nothing, and an
+// unlimited v1 group reads as a number near 2^63.
+std::optional<CgroupMemory> probe_cgroup(const std::string& root, uint64_t total_bytes) {
   std::optional<CgroupMemory> tightest;
-  for (const std::string& folder : levels(mount, path)) {
-    const std::optional<uint64_t> limit = read_number(folder + "/" + limit_file);
-    if (limit) {
-      const uint64_t usage = read_number(folder + "/" + usage_file).value_or(0);
-      const uint64_t cache = read_field(folder + "/memory.stat", cache_field);
+  for (const CgroupFiles& files : kCgroupFiles) {
+    const std::string path = cgroup_path(root, files.controller);
+    for (const std::string& folder : levels(root + files.mount, path)) {
+      const std::optional<uint64_t> limit = read_number(folder + files.limit);
+      if (!limit || *limit >= total_bytes) continue;
+      const uint64_t usage = read_number(folder + files.usage).value_or(0);
+      const uint64_t cache = read_field(folder + "/memory.stat", files.cache);
       const CgroupMemory found{*limit, usage - std::min(usage, cache)};
       if (!tightest || left_in(found) < left_in(*tightest)) tightest = found;
     }
   }
   return tightest;
-}
-
-std::optional<CgroupMemory> probe_cgroup(uint64_t total_bytes) {
-  std::optional<CgroupMemory> found;
-  auto consider = [&](const std::optional<CgroupMemory>& candidate) {
-    // An unlimited v1 group reads as a number near 2^63.
-    if (!candidate || candidate->limit_bytes >= total_bytes) return;
-    if (!found || left_in(*candidate) < left_in(*found)) found = candidate;
-  };
-  for (const char* mount : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
-    // In a container the path of /proc/self/cgroup may not exist below the mount; its root does.
-    for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
-      consider(tightest_limit(mount, path, "memory.max", "memory.current", "inactive_file"));
-    }
-  }
-  for (const std::string& path : {cgroup_path("memory").value_or("/"), std::string("/")}) {
-    consider(tightest_limit("/sys/fs/cgroup/memory", path, "memory.limit_in_bytes",
-                            "memory.usage_in_bytes", "total_inactive_file"));
-  }
-  return found;
 }
 
 // "always [madvise] never" -> "madvise".
@@ -182,25 +181,22 @@ double usable_processors() {
   } else {  // more processors than the set holds
     processors = static_cast<double>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   }
-  for (const std::string& path : {cgroup_path("").value_or("/"), std::string("/")}) {
-    processors = tightest_quota("/sys/fs/cgroup", path, processors);
-  }
-  for (const std::string& path : {cgroup_path("cpu").value_or("/"), std::string("/")}) {
-    processors = tightest_quota("/sys/fs/cgroup/cpu", path, processors);
-  }
-  return processors;
+  processors = tightest_quota("/sys/fs/cgroup", cgroup_path("", ""), processors);
+  return tightest_quota("/sys/fs/cgroup/cpu", cgroup_path("", "cpu"), processors);
 }
 
-MachineMemory probe_memory() {
+MachineMemory probe_memory(const std::string& root) {
   MachineMemory memory;
-  memory.total_bytes = read_field("/proc/meminfo", "MemTotal:") * kKiB;
-  memory.available_bytes = read_field("/proc/meminfo", "MemAvailable:") * kKiB;
-  memory.swap_bytes = read_field("/proc/meminfo", "SwapTotal:") * kKiB;
-  memory.map_count_max = read_number("/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
-  memory.huge_pages = chosen_word("/sys/kernel/mm/transparent_hugepage/enabled");
+  const std::string memory_file = root + "/proc/meminfo";
+  memory.total_bytes = read_field(memory_file, "MemTotal:") * kKiB;
+  memory.available_bytes = read_field(memory_file, "MemAvailable:") * kKiB;
+  memory.swap_bytes = read_field(memory_file, "SwapTotal:") * kKiB;
+  memory.map_count_max =
+      read_number(root + "/proc/sys/vm/max_map_count").value_or(memory.map_count_max);
+  memory.huge_pages = chosen_word(root + "/sys/kernel/mm/transparent_hugepage/enabled");
   memory.local_ranks = local_ranks();
   memory.address_bytes_left = address_bytes_left();
-  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(memory.total_bytes)) {
+  if (const std::optional<CgroupMemory> cgroup = probe_cgroup(root, memory.total_bytes)) {
     memory.cgroup_limit_bytes = cgroup->limit_bytes;
     memory.cgroup_used_bytes = cgroup->used_bytes;
   }

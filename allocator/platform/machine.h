@@ -23,7 +23,8 @@ struct MachineMemory {
   uint64_t local_ranks = 1;                    // LOCAL_WORLD_SIZE: processes torchrun started here
 };
 
-MachineMemory probe_memory();
+/// As the folders /proc and /sys below `root` tell.
+MachineMemory probe_memory(const std::string& root = "");
 
 /// Processors that this process may use at once, by its affinity and its cgroup's quota; above 0.
 double usable_processors();

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
@@ -101,24 +102,11 @@ class Replacement {
 };
 
 int Replacement::make() {
-  constexpr int kAttempts = 16;
   // The folder is opened once, so that the rename happens where the temporary was made.
   folder_ = above_standard(UniqueFd(open(place_.folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)));
   if (!folder_.is_valid()) return errno;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
-    char name[64];
-    snprintf(name, sizeof name, ".tencache-%016llx.tmp", static_cast<unsigned long long>(random));
-    UniqueFd made(
-        openat(folder_.get(), name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode));
-    if (!made.is_valid() && errno == EEXIST) continue;
-    if (!made.is_valid()) return errno;
-    temporary_ = name;
-    fd_ = above_standard(std::move(made));
-    return fd_.is_valid() ? 0 : errno;
-  }
-  return EEXIST;
+  fd_ = above_standard(make_hidden_file(folder_.get(), ".tmp", O_WRONLY, kMode, &temporary_));
+  return fd_.is_valid() ? 0 : errno;
 }
 
 int Replacement::take_place() {
@@ -301,6 +289,24 @@ int write_all(int fd, std::string_view text) {
 }
 
 }  // namespace
+
+UniqueFd make_hidden_file(int folder_fd, const char* ending, int flags, mode_t mode,
+                          std::string* made_name) {
+  constexpr int kAttempts = 16;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
+    std::array<char, 64> name;
+    snprintf(name.data(), name.size(), ".tencache-%016lx%s", random, ending);
+    UniqueFd made(
+        openat(folder_fd, name.data(), flags | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode));
+    if (!made.is_valid() && errno == EEXIST) continue;
+    if (made.is_valid()) *made_name = name.data();
+    return made;
+  }
+  errno = EEXIST;
+  return {};
+}
 
 void OutputText::append(std::string_view text) {
   if (text.size() < kWrittenAtOnceBytes) {

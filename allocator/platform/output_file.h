@@ -20,11 +20,14 @@
 // The umask decides who may read a new file. No state; any thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <functional>
 #include <string>
 #include <string_view>
 
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace tencache {
 
@@ -44,6 +47,11 @@ class OutputText {
   int error_number_ = 0;
   std::string waiting_;
 };
+
+/// Makes a file under a new random name with that ending, and tells the name. Nobody can have put
+/// something in its place beforehand. Invalid with errno set on failure.
+UniqueFd make_hidden_file(int folder_fd, const char* ending, int flags, mode_t mode,
+                          std::string* made_name);
 
 /// Writes the text that `write` appends (Note [Output files]). The message of a failure is a
 /// clause, "the directory /x does not exist". Waits for whoever reads a pipe; if nobody has opened

@@ -24,8 +24,6 @@ Result<std::unique_ptr<BounceRing>> BounceRing::create(size_t pieces) {
   return std::unique_ptr<BounceRing>(new BounceRing(memory, pieces));
 }
 
-BounceRing::~BounceRing() { munmap(memory_, pieces_ * kPieceBytes); }
-
 bool has_segment_without_memory(std::span<const IoSegment> segments) {
   return std::any_of(segments.begin(), segments.end(), [](const IoSegment& segment) {
     return segment.memory == nullptr && segment.bytes > 0;

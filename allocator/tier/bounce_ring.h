@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 
+#include "base/mapped_pages.h"
 #include "base/status.h"
 #include "tier/io_channel.h"
 
@@ -26,27 +27,25 @@ namespace tencache {
 class BounceRing {
  public:
   static Result<std::unique_ptr<BounceRing>> create(size_t pieces);
-  ~BounceRing();
-  BounceRing(const BounceRing&) = delete;
-  BounceRing& operator=(const BounceRing&) = delete;
 
   /// The buffer of the transfer's piece with this number. It is free again once all but the last
   /// pieces() pieces before it are complete.
   char* buffer(uint64_t number) {
     used_pieces_ = std::max(used_pieces_, number + 1);
-    return memory_ + number % pieces_ * kPieceBytes;
+    return memory_.get() + number % pieces_ * kPieceBytes;
   }
 
   size_t pieces() const { return pieces_; }
   /// All buffers, one behind the other.
-  std::span<char> memory() const { return {memory_, pieces_ * kPieceBytes}; }
+  std::span<char> memory() const { return {memory_.get(), pieces_ * kPieceBytes}; }
   /// Whether every buffer has been used once, so that all pages are there.
   bool is_all_used() const { return used_pieces_ >= pieces_; }
 
  private:
-  BounceRing(char* memory, size_t pieces) : memory_(memory), pieces_(pieces) {}
+  BounceRing(char* memory, size_t pieces)
+      : memory_(memory, Unmap{pieces * kPieceBytes}), pieces_(pieces) {}
 
-  char* const memory_;
+  const MappedPages memory_;
   const size_t pieces_;
   uint64_t used_pieces_ = 0;
 };

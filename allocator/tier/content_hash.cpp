@@ -8,8 +8,6 @@
 // has a kernel, so there is nothing to pick.
 #include "tier/content_hash.h"
 
-#include <utility>
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -19,23 +17,8 @@
 namespace tencache {
 namespace {
 
-ContentHash baseline_one_shot(const void* data, size_t bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
-  return {hash.low64, hash.high64};
-}
-
-void baseline_append(void* state, const void* data, size_t bytes) {
+void append_by_baseline(void* state, const void* data, size_t bytes) {
   XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, bytes);
-}
-
-const HashKernels& kernels() {
-  static constexpr HashKernels kBaseline = {baseline_one_shot, baseline_append};
-#if defined(__x86_64__)
-  static const HashKernels& chosen = __builtin_cpu_supports("avx2") ? kAvx2HashKernels : kBaseline;
-  return chosen;
-#else
-  return kBaseline;
-#endif
 }
 
 XXH3_state_t* as_state(void* state) {
@@ -45,29 +28,26 @@ XXH3_state_t* as_state(void* state) {
 
 }  // namespace
 
-ContentHash content_hash(const void* data, size_t bytes) { return kernels().one_shot(data, bytes); }
-
 ContentHasher::ContentHasher() : state_(XXH3_createState()) {
   TENCACHE_CHECK(state_ != nullptr, "no memory for the state of a content hash");
-  XXH3_128bits_reset(as_state(state_));
+  XXH3_128bits_reset(as_state(state_.get()));
 }
 
-ContentHasher::~ContentHasher() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
-
-ContentHasher::ContentHasher(ContentHasher&& other) noexcept
-    : state_(std::exchange(other.state_, nullptr)) {}
-
-ContentHasher& ContentHasher::operator=(ContentHasher&& other) noexcept {
-  std::swap(state_, other.state_);
-  return *this;
+void ContentHasher::FreeState::operator()(void* state) const {
+  XXH3_freeState(static_cast<XXH3_state_t*>(state));
 }
 
 void ContentHasher::append(const void* data, size_t bytes) {
-  kernels().append(as_state(state_), data, bytes);
+#if defined(__x86_64__)
+  static const auto chosen = __builtin_cpu_supports("avx2") ? &append_by_avx2 : &append_by_baseline;
+  chosen(as_state(state_.get()), data, bytes);
+#else
+  append_by_baseline(as_state(state_.get()), data, bytes);
+#endif
 }
 
 ContentHash ContentHasher::finish() const {
-  const XXH128_hash_t hash = XXH3_128bits_digest(as_state(state_));
+  const XXH128_hash_t hash = XXH3_128bits_digest(as_state(state_.get()));
   return {hash.low64, hash.high64};
 }
 

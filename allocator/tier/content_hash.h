@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace tencache {
 
@@ -16,22 +17,20 @@ struct ContentHash {
   friend bool operator==(const ContentHash&, const ContentHash&) = default;
 };
 
-/// The hash of `bytes` bytes at `data`.
-ContentHash content_hash(const void* data, size_t bytes);
-
-/// The same hash, fed piece by piece in order. Movable, not copyable; one thread.
+/// Computes the hash of bytes that are fed piece by piece, in order. Movable, not copyable; one
+/// thread.
 class ContentHasher {
  public:
   ContentHasher();
-  ~ContentHasher();
-  ContentHasher(ContentHasher&& other) noexcept;
-  ContentHasher& operator=(ContentHasher&& other) noexcept;
 
   void append(const void* data, size_t bytes);
   ContentHash finish() const;
 
  private:
-  void* state_;  // XXH3_state_t, 64-byte aligned
+  struct FreeState {
+    void operator()(void* state) const;
+  };
+  std::unique_ptr<void, FreeState> state_;  // XXH3_state_t, 64-byte aligned
 };
 
 }  // namespace tencache

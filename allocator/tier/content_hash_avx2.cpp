@@ -29,27 +29,17 @@
 #include <xxhash.h>
 
 namespace tencache {
-namespace {
 
-ContentHash one_shot(const void* data, size_t bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
-  return {hash.low64, hash.high64};
-}
-
-void append(void* state, const void* data, size_t bytes) {
+void append_by_avx2(void* state, const void* data, size_t bytes) {
   XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, bytes);
 }
 
-}  // namespace
+}  // namespace tencache
 
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
 #endif
-
-const HashKernels kAvx2HashKernels = {one_shot, append};
-
-}  // namespace tencache
 
 #endif  // defined(__x86_64__)

@@ -98,8 +98,6 @@ DiskTier::~DiskTier() {
     for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
     for (std::unique_ptr<IoChannel>& channel : idle_buffered_channels_) (void)channel.release();
   }
-  idle_channels_.clear();
-  idle_buffered_channels_.clear();
 }
 
 // ---- Slots ---------------------------------------------------------------------------------
@@ -329,10 +327,8 @@ TransferResult DiskTier::read(std::span<const IoSegment> segments, PieceObserver
 void DiskTier::check_range(const IoSegment& segment) const {
   const uint64_t limit_bytes = file_bytes();
   TENCACHE_CHECK(segment.bytes <= limit_bytes && segment.offset <= limit_bytes - segment.bytes,
-                 "segment of %llu bytes at %llu in a spill file of %llu",
-                 static_cast<unsigned long long>(segment.bytes),
-                 static_cast<unsigned long long>(segment.offset),
-                 static_cast<unsigned long long>(limit_bytes));
+                 "segment of %lu bytes at %lu in a spill file of %lu", segment.bytes,
+                 segment.offset, limit_bytes);
 }
 
 TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegment> segments,

@@ -74,12 +74,10 @@ struct DiskProbe {
   std::string directory;
   std::string file_system;  // "ext4", "tmpfs", ...
   uint64_t free_bytes = 0;
-  bool direct_io = false;
-  bool io_uring = false;
-  bool registered_buffers = false;
-  std::string io_uring_reason;            // why not
-  std::string direct_io_reason;           // why not
-  std::string registered_buffers_reason;  // why not
+  // Why it does not offer them; empty where it does.
+  std::string io_uring_reason;
+  std::string direct_io_reason;
+  std::string registered_buffers_reason;
 };
 
 /// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
@@ -186,6 +184,7 @@ class DiskTier {
   Status quota_exhausted(uint64_t bytes, const Quota& quota) const TENCACHE_REQUIRES(mutex_);
   void reclaim_childless_epochs() TENCACHE_REQUIRES(mutex_);
   void forget_epoch(size_t index) TENCACHE_REQUIRES(mutex_);
+  void put_back(const Slot& slot, size_t fork_count) TENCACHE_REQUIRES(mutex_);
 
   // Constant after open().
   DiskTierConfig config_;

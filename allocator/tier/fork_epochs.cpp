@@ -56,11 +56,16 @@ void DiskTier::release(const Slot& slot) {
   TENCACHE_CHECK(slot.is_valid());
   MutexLock lock(mutex_);
   reclaim_childless_epochs();
-  if (!fork_epochs_.empty() && fork_epochs_.back().epoch >= slot.epoch) {
-    fork_epochs_.back().waiting.push_back(slot);
-    return;
+  put_back(slot, fork_epochs_.size());
+}
+
+// The slot waits with the newest of so many forks, if that one freezes it; else it is free.
+void DiskTier::put_back(const Slot& slot, size_t fork_count) {
+  if (fork_count > 0 && fork_epochs_[fork_count - 1].epoch >= slot.epoch) {
+    fork_epochs_[fork_count - 1].waiting.push_back(slot);
+  } else {
+    ranges_.free(slot.offset / kIoAlignment, slot.bytes / kIoAlignment);
   }
-  ranges_.free(slot.offset / kIoAlignment, slot.bytes / kIoAlignment);
 }
 
 bool DiskTier::is_writable(const Slot& slot) const {
@@ -84,8 +89,8 @@ void DiskTier::freeze_before_fork() {
     }
     TENCACHE_LOG_WARNING(
         "cannot watch forked processes (errno %d): parts of the disk tier in use at a fork, now "
-        "%llu bytes, are not reused until this program ends",
-        errno, static_cast<unsigned long long>(ranges_.used() * kIoAlignment));
+        "%lu bytes, are not reused until this program ends",
+        errno, ranges_.used() * kIoAlignment);
   }
   fork_epochs_.push_back({epoch_++, std::move(token), {}});
 }
@@ -108,14 +113,7 @@ void DiskTier::reclaim_childless_epochs() {
 void DiskTier::forget_epoch(size_t index) {
   const std::vector<Slot> waiting = std::move(fork_epochs_[index].waiting);
   fork_epochs_.erase(fork_epochs_.begin() + static_cast<std::ptrdiff_t>(index));
-  for (const Slot& slot : waiting) {
-    const bool is_still_frozen = index > 0 && fork_epochs_[index - 1].epoch >= slot.epoch;
-    if (is_still_frozen) {
-      fork_epochs_[index - 1].waiting.push_back(slot);
-    } else {
-      ranges_.free(slot.offset / kIoAlignment, slot.bytes / kIoAlignment);
-    }
-  }
+  for (const Slot& slot : waiting) put_back(slot, index);
 }
 
 }  // namespace tencache

@@ -73,9 +73,7 @@ void HostTier::release(const HostBlock& block) {
   MutexLock lock(mutex_);
   ranges_.free(block.offset / kIoAlignment, block.capacity_bytes() / kIoAlignment);
   TENCACHE_CHECK(stats_.asked_bytes >= block.bytes && stats_.block_count > 0,
-                 "a block of %llu bytes was released of %llu",
-                 static_cast<unsigned long long>(block.bytes),
-                 static_cast<unsigned long long>(stats_.asked_bytes));
+                 "a block of %lu bytes was released of %lu", block.bytes, stats_.asked_bytes);
   stats_.asked_bytes -= block.bytes;
   --stats_.block_count;
 }
@@ -149,8 +147,7 @@ const HostTier::Chunk& HostTier::chunk_of(uint64_t unit) const {
   const auto behind =
       std::upper_bound(chunks_.begin(), chunks_.end(), unit,
                        [](uint64_t value, const Chunk& chunk) { return value < chunk.first_unit; });
-  TENCACHE_CHECK(behind != chunks_.begin(), "unit %llu is in no chunk",
-                 static_cast<unsigned long long>(unit));
+  TENCACHE_CHECK(behind != chunks_.begin(), "unit %lu is in no chunk", unit);
   return *std::prev(behind);
 }
 
@@ -201,7 +198,6 @@ Result<HostBlock> HostTier::grow_and_take(uint64_t bytes) {
   stats_.pinned_bytes += made.is_pinned ? made.memory.bytes() : 0;
   stats_.mapped_bytes.add(made.memory.bytes());
   stats_.mapped_chunks.add(1);
-  stats_.placement = made.memory.placement();
   chunks_.push_back(std::move(made));
   return take_block(bytes);  // nobody could take from the new chunk before
 }

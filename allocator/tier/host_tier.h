@@ -94,7 +94,6 @@ struct HostTierStats {
   uint64_t block_count = 0;
   uint64_t beyond_bytes = 0;  // of blocks beyond the budget, which count nowhere else
   uint64_t peak_beyond_bytes = 0;
-  HostPlacement placement;  // of the newest chunk
 };
 
 class HostTier {

@@ -26,10 +26,8 @@ constexpr unsigned kWriteRepeatsMax = 4;
 void check_segment(const IoSegment& segment) {
   const bool is_aligned = reinterpret_cast<uintptr_t>(segment.memory) % kIoAlignment == 0 &&
                           segment.offset % kIoAlignment == 0 && segment.bytes % kIoAlignment == 0;
-  TENCACHE_CHECK(is_aligned, "segment of %llu bytes at offset %llu, memory %p",
-                 static_cast<unsigned long long>(segment.bytes),
-                 static_cast<unsigned long long>(segment.offset),
-                 static_cast<void*>(segment.memory));
+  TENCACHE_CHECK(is_aligned, "segment of %lu bytes at offset %lu, memory %p", segment.bytes,
+                 segment.offset, static_cast<void*>(segment.memory));
 }
 
 }  // namespace

@@ -46,14 +46,10 @@ Result<DiskProbe> probe_directory(const std::string& directory) {
   probe.directory = directory;
   probe.file_system = opened.value().file_system;
   probe.free_bytes = opened.value().free_bytes;
-  probe.direct_io = file.value().direct_io;
   probe.direct_io_reason = file.value().direct_io_reason;
-  Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(file.value().fd.get(), 1);
-  probe.io_uring = channel.is_ok();
-  if (!channel.is_ok()) probe.io_uring_reason = channel.status().message();
-  const Status registered = try_registered_buffers(file.value().fd.get(), DiskTierConfig{}.depth);
-  probe.registered_buffers = registered.is_ok();
-  if (!registered.is_ok()) probe.registered_buffers_reason = registered.message();
+  const int fd = file.value().fd.get();
+  probe.io_uring_reason = make_uring_channel(fd, 1).status().message();
+  probe.registered_buffers_reason = try_registered_buffers(fd, DiskTierConfig{}.depth).message();
   return probe;
 }
 

@@ -10,7 +10,6 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -28,6 +27,7 @@
 #include "base/shown_text.h"
 #include "base/units.h"
 #include "platform/mounts.h"
+#include "platform/output_file.h"
 #include "tier/io_channel.h"
 
 namespace tencache {
@@ -75,7 +75,7 @@ FileSystem file_system_of_type(uint64_t magic) {
     return {known.name, known.is_in_memory};
   }
   char text[32];
-  snprintf(text, sizeof text, "type 0x%llx", static_cast<unsigned long long>(magic));
+  snprintf(text, sizeof text, "type 0x%lx", magic);
   return {text, false};
 }
 
@@ -191,23 +191,13 @@ uint64_t file_size_limit_bytes() {
 }
 
 int open_and_unlink(int directory_fd) {
-  constexpr int kAttempts = 16;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    uint64_t random = 0;
-    if (getrandom(&random, sizeof random, 0) != ssize_t{sizeof random}) continue;
-    char name[64];
-    snprintf(name, sizeof name, ".tencache-%016llx", static_cast<unsigned long long>(random));
-    const int fd =
-        openat(directory_fd, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0 && errno == EEXIST) continue;
-    if (fd < 0) return -1;
-    if (unlinkat(directory_fd, name, 0) == 0) return fd;
-    const int error_number = errno;
-    close(fd);
-    errno = error_number;
-    return -1;
-  }
-  errno = EEXIST;
+  std::string name;
+  UniqueFd made = make_hidden_file(directory_fd, "", O_RDWR, 0600, &name);
+  if (!made.is_valid()) return -1;
+  if (unlinkat(directory_fd, name.c_str(), 0) == 0) return made.release();
+  const int error_number = errno;
+  made.reset();
+  errno = error_number;
   return -1;
 }
 

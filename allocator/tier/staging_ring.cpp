@@ -35,27 +35,25 @@ Result<std::unique_ptr<StagingRing>> StagingRing::create(const StagingRingConfig
 StagingRing::StagingRing(HostMemory memory, const StagingRingConfig& config,
                          std::string pin_refusal)
     : memory_(std::move(memory)),
-      buffer_bytes_(config.buffer_bytes),
-      buffer_count_(config.buffer_count),
-      pinner_(config.pinner),
+      config_(config),
       pin_refusal_(std::move(pin_refusal)),
       owner_pid_(getpid()) {
-  for (unsigned i = buffer_count_; i > 0; --i) {
-    free_.push_back(memory_.data() + (i - 1) * buffer_bytes_);
+  for (unsigned i = config_.buffer_count; i > 0; --i) {
+    free_.push_back(memory_.data() + (i - 1) * config_.buffer_bytes);
   }
 }
 
 StagingRing::~StagingRing() {
   if (getpid() != owner_pid_) return;
-  TENCACHE_DCHECK(free_.size() == buffer_count_, "%zu of %u buffers are free", free_.size(),
-                  buffer_count_);
-  if (is_pinned()) pinner_->unpin(memory_.data(), memory_.bytes());
+  TENCACHE_DCHECK(free_.size() == config_.buffer_count, "%zu of %u buffers are free", free_.size(),
+                  config_.buffer_count);
+  if (is_pinned()) config_.pinner->unpin(memory_.data(), memory_.bytes());
 }
 
 StagingBuffer StagingRing::take_free() {
   char* const memory = free_.back();
   free_.pop_back();
-  return {memory, buffer_bytes_};
+  return {memory, config_.buffer_bytes};
 }
 
 StagingBuffer StagingRing::acquire() {
@@ -72,7 +70,7 @@ std::optional<StagingBuffer> StagingRing::try_acquire() {
 
 void StagingRing::release(const StagingBuffer& buffer) {
   const auto offset = static_cast<uint64_t>(buffer.memory - memory_.data());
-  TENCACHE_CHECK(offset < memory_.bytes() && offset % buffer_bytes_ == 0,
+  TENCACHE_CHECK(offset < memory_.bytes() && offset % config_.buffer_bytes == 0,
                  "%p is not a buffer of this ring", static_cast<const void*>(buffer.memory));
   MutexLock lock(mutex_);
   TENCACHE_CHECK(std::find(free_.begin(), free_.end(), buffer.memory) == free_.end(),

@@ -18,6 +18,8 @@
 // held for bookkeeping only. A forked child has no buffers (Note [Fork] in platform/host_memory.h).
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -66,8 +68,7 @@ class StagingRing {
   bool is_pinned() const { return pin_refusal_.empty(); }
   /// Why the buffers are not pinned; empty when they are.
   const std::string& pin_refusal() const { return pin_refusal_; }
-  unsigned buffer_count() const { return buffer_count_; }
-  uint64_t buffer_bytes() const { return buffer_bytes_; }
+  uint64_t buffer_bytes() const { return config_.buffer_bytes; }
 
  private:
   StagingRing(HostMemory memory, const StagingRingConfig& config, std::string pin_refusal);
@@ -75,9 +76,7 @@ class StagingRing {
 
   // Constant after construction.
   const HostMemory memory_;
-  const uint64_t buffer_bytes_;
-  const unsigned buffer_count_;
-  HostPinner* const pinner_;
+  const StagingRingConfig config_;
   const std::string pin_refusal_;
   const pid_t owner_pid_;
 

@@ -21,7 +21,6 @@
 #include <deque>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -40,10 +39,7 @@ constexpr unsigned kWindowPerThread = 2;  // as in the io_uring channel
 
 struct Request {
   IoDirection direction = IoDirection::kRead;
-  char* memory = nullptr;
-  size_t bytes = 0;
-  uint64_t offset = 0;
-  Piece* piece = nullptr;
+  Piece* piece = nullptr;  // nobody changes it meanwhile
 };
 
 struct Completion {
@@ -116,9 +112,8 @@ TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const Io
                                        PieceObserver* observer) {
   if (threads_.empty()) start_threads();
   if (bounce_ring_ == nullptr && has_segment_without_memory(segments)) {
-    Result<std::unique_ptr<BounceRing>> ring = BounceRing::create(window_);
-    if (!ring.is_ok()) return {ring.status(), false, 0};
-    bounce_ring_ = std::move(ring).value();
+    const Status made = BounceRing::create(window_).move_to(&bounce_ring_);
+    if (!made.is_ok()) return {made, false, 0};
   }
   PieceSequence sequence(direction, segments, window_, observer, bounce_ring_.get());
   while (sequence.is_active()) {
@@ -137,8 +132,7 @@ TransferResult ThreadChannel::transfer(IoDirection direction, std::span<const Io
 }
 
 void ThreadChannel::push(IoDirection direction, Piece& piece) {
-  const Request request = {direction, piece.rest_memory(), piece.rest_bytes(), piece.rest_offset(),
-                           &piece};
+  const Request request = {direction, &piece};
   if (threads_.empty()) {
     const Completion completion = {&piece, move(request)};
     MutexLock lock(mutex_);
@@ -179,10 +173,11 @@ void ThreadChannel::run_thread() {
 /// Returns the bytes moved, or -errno.
 int64_t ThreadChannel::move(const Request& request) const {
   file_.require(fd_, kSpillFile);
-  const auto offset = static_cast<off_t>(request.offset);
+  const Piece& piece = *request.piece;
+  const auto offset = static_cast<off_t>(piece.rest_offset());
   const ssize_t moved = request.direction == IoDirection::kRead
-                            ? pread(fd_, request.memory, request.bytes, offset)
-                            : pwrite(fd_, request.memory, request.bytes, offset);
+                            ? pread(fd_, piece.rest_memory(), piece.rest_bytes(), offset)
+                            : pwrite(fd_, piece.rest_memory(), piece.rest_bytes(), offset);
   const int64_t answer = moved < 0 ? -int64_t{errno} : moved;
   file_.require(fd_, kSpillFile);
   return answer;

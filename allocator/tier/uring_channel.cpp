@@ -193,10 +193,7 @@ void UringChannel::close_ring() {
 
 Status UringChannel::make_bounce_ring() {
   if (bounce_ring_ != nullptr) return Status::ok();
-  Result<std::unique_ptr<BounceRing>> made = BounceRing::create(window_of(depth_));
-  if (!made.is_ok()) return made.status();
-  bounce_ring_ = std::move(made).value();
-  return Status::ok();
+  return BounceRing::create(window_of(depth_)).move_to(&bounce_ring_);
 }
 
 void UringChannel::register_bounce_ring() {

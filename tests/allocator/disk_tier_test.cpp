@@ -22,6 +22,7 @@
 #include "support/aligned_buffer.h"
 #include "support/cached_pages.h"
 #include "support/child_process.h"
+#include "support/content_hash.h"
 #include "support/disk_tiers.h"
 #include "support/faulty_channel.h"
 #include "support/random.h"

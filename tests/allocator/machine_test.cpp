@@ -10,10 +10,15 @@
 #include <sys/sysinfo.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include "base/units.h"
 #include "support/child_process.h"
+#include "support/test_directory.h"
 
 namespace tencache {
 namespace {
@@ -31,6 +36,60 @@ TEST(MachineTest, AgreesWithTheKernel) {
   EXPECT_TRUE(pages == "always" || pages == "madvise" || pages == "never" || pages == "absent")
       << pages;
   EXPECT_LT(memory.cgroup_limit_bytes.value_or(0), memory.total_bytes);
+}
+
+// A machine of 8 GiB, made of files, whose process is in the cgroup /job.
+class CgroupsTest : public ::testing::Test {
+ protected:
+  CgroupsTest() {
+    write("proc/meminfo", "MemTotal: " + std::to_string(8 * kGiB / kKiB) + " kB\n");
+    write("proc/self/cgroup", "0::/job\n1:memory:/job\n");
+  }
+  void write(const std::string& name, const std::string& text) const {
+    const std::filesystem::path path = std::filesystem::path(directory_.path()) / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  void write_group(const std::string& folder, uint64_t limit_bytes, uint64_t used_bytes) const {
+    write("sys/fs/cgroup" + folder + "/memory.max", std::to_string(limit_bytes));
+    write("sys/fs/cgroup" + folder + "/memory.current", std::to_string(used_bytes));
+  }
+  void write_old_group(const std::string& folder, uint64_t limit_bytes, uint64_t used_bytes) const {
+    const std::string files = "sys/fs/cgroup/memory" + folder;
+    write(files + "/memory.limit_in_bytes", std::to_string(limit_bytes));
+    write(files + "/memory.usage_in_bytes", std::to_string(used_bytes));
+  }
+  MachineMemory probe() const { return probe_memory(directory_.path()); }
+
+  TestDirectory directory_;
+};
+
+TEST_F(CgroupsTest, TheLimitThatLeavesLeastCounts) {
+  write_group("", 6 * kGiB, 5 * kGiB);
+  write_group("/job", 2 * kGiB, kGiB / 2);
+  write("sys/fs/cgroup/memory.stat", "active_file 7\ninactive_file 4096\n");
+  EXPECT_EQ(probe().cgroup_limit_bytes, 6 * kGiB);
+  EXPECT_EQ(probe().cgroup_used_bytes, 5 * kGiB - 4096);
+  write_old_group("/job", kGiB, kGiB / 2);
+  EXPECT_EQ(probe().cgroup_limit_bytes, kGiB);
+}
+
+TEST_F(CgroupsTest, ALimitAboveAllMemoryHidesNone) {
+  write_group("", 10 * kGiB, 8 * kGiB);
+  write_group("/job", 6 * kGiB, kGiB);
+  EXPECT_EQ(probe().cgroup_limit_bytes, 6 * kGiB);
+  EXPECT_EQ(probe().cgroup_used_bytes, kGiB);
+}
+
+TEST_F(CgroupsTest, TheRootCountsWhereTheGroupIsNotToBeSeen) {
+  write_group("", 3 * kGiB, kGiB);
+  EXPECT_EQ(probe().cgroup_limit_bytes, 3 * kGiB);
+}
+
+TEST_F(CgroupsTest, AnUnlimitedGroupHasNoLimit) {
+  write("sys/fs/cgroup/job/memory.max", "max\n");
+  write_old_group("/job", uint64_t{0x7FFFFFFFFFFFF000}, kGiB);
+  EXPECT_EQ(probe().cgroup_limit_bytes, std::nullopt);
 }
 
 MachineMemory machine(uint64_t available_bytes) {

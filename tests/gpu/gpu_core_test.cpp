@@ -22,6 +22,7 @@
 #include "platform/cuda/driver_api.h"
 #include "platform/cuda/nvrtc_api.h"
 #include "platform/cuda/stream_mark.h"
+#include "support/cuda/hash_block.h"
 #include "support/random.h"
 
 namespace tencache {

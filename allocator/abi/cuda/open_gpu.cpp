@@ -31,6 +31,17 @@ Result<uint64_t> total_bytes(const DriverApi& driver, int ordinal) {
   return uint64_t{bytes};
 }
 
+Status check_fraction(double fraction) {
+  if (fraction >= 0.0 && fraction <= 1.0) return Status::ok();
+  return invalid_argument("The share of the GPU's memory is " + std::to_string(fraction) +
+                          "; it must be from 0 to 1.");
+}
+
+void destroy_gpu(tencache_gpu* gpu) {
+  gpu->engine.reset();  // before the driver table that it calls
+  delete gpu;
+}
+
 }  // namespace
 
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
@@ -41,19 +52,13 @@ Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& 
   gpu->device = device.value().get();
   gpu->total_bytes = gpu->device->gpu().facts().total_bytes;
   gpu->budget_bytes_max = device_config.budget_bytes;
-  Result<std::unique_ptr<Engine>> engine =
-      Engine::create(std::move(engine_config), std::move(device).value());
-  if (!engine.is_ok()) return engine.status();
-  gpu->engine = std::move(engine).value();
+  TENCACHE_RETURN_IF_ERROR(
+      Engine::create(std::move(engine_config), std::move(device).value()).move_to(&gpu->engine));
   return gpu.release();
 }
 
 Status set_fraction(tencache_gpu& gpu, double fraction) {
-  if (!(fraction >= 0.0 && fraction <= 1.0)) {
-    return {StatusCode::kInvalidArgument, "The share of the GPU's memory is " +
-                                              std::to_string(fraction) +
-                                              "; it must be from 0 to 1."};
-  }
+  TENCACHE_RETURN_IF_ERROR(check_fraction(fraction));
   const uint64_t bytes = std::min(gpu.budget_bytes_max, share_of(gpu.total_bytes, fraction));
   gpu.device->heap().set_limit(bytes, fraction < 1.0);
   gpu.engine->on_budget_change();
@@ -68,6 +73,7 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
   CudaDeviceConfig& config = asked.value();
   const Result<uint64_t> total = total_bytes(driver, ordinal);
   if (!total.is_ok()) return total.status();
+  TENCACHE_RETURN_IF_ERROR(check_fraction(fraction));
   config.budget_bytes = config.budget_bytes > 0 ? std::min(config.budget_bytes, total.value())
                                                 : share_of(total.value(), kDefaultFraction);
   config.nvrtc = nvrtc;
@@ -84,11 +90,12 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
   const Status added =
       runtime.add_gpu({ordinal, gpu.value()->engine.get()}, gpu.value()->device->gpu().facts().name,
                       tencache_gpu_arena(gpu.value()));
-  const Status bounded =
-      added.is_ok() && fraction != 1.0 ? set_fraction(*gpu.value(), fraction) : added;
-  if (bounded.is_ok()) return gpu;
-  tencache_gpu_close(gpu.value());
-  return bounded;
+  if (!added.is_ok()) {
+    destroy_gpu(gpu.value());  // nobody knows it, so the watch over the other GPUs goes on
+    return added;
+  }
+  if (fraction != 1.0) (void)set_fraction(*gpu.value(), fraction);  // which was checked
+  return gpu;
 }
 
 namespace {
@@ -116,18 +123,14 @@ Result<tencache_gpu*> open_with_own_driver(int ordinal, double fraction) {
 extern "C" {
 
 tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error) {
-  const tencache::Result<tencache_gpu*> gpu = tencache::open_with_own_driver(ordinal, fraction);
-  if (gpu.is_ok()) return gpu.value();
-  tencache::report(gpu.status(), error);
-  return nullptr;
+  return tencache::value_or_null(tencache::open_with_own_driver(ordinal, fraction), error);
 }
 
 void tencache_gpu_close(tencache_gpu* gpu) {
   if (gpu == nullptr) return;
   tencache::Runtime::instance().watch().stop();
   tencache::Runtime::instance().engines().remove(gpu->engine.get());
-  gpu->engine.reset();  // before the driver table that it calls
-  delete gpu;
+  tencache::destroy_gpu(gpu);
 }
 
 }  // extern "C"

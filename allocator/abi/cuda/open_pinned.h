@@ -4,10 +4,17 @@
 // simulated driver). libtencache.so does not export this.
 #pragma once
 
+#include <memory>
+
 #include "abi/tencache_pinned.h"
 #include "base/status.h"
 #include "memory/cuda/pinned_memory.h"
 #include "platform/cuda/driver_api.h"
+
+struct tencache_pinned {
+  std::unique_ptr<tencache::DriverApi> own_driver;  // null if the caller brought one
+  std::unique_ptr<tencache::PinnedMemory> memory;
+};
 
 namespace tencache {
 

@@ -14,10 +14,16 @@
 #include "abi/error_text.h"
 #include "base/check.h"
 #include "base/units.h"
-#include "platform/cuda/call_scope.h"
 
 namespace tencache {
 namespace {
+
+static_assert(static_cast<int>(HeapEvent::kSegmentMade) == TENCACHE_SEGMENT_MADE);
+static_assert(static_cast<int>(HeapEvent::kSegmentGone) == TENCACHE_SEGMENT_GONE);
+static_assert(static_cast<int>(HeapEvent::kFreeCompleted) == TENCACHE_FREE_COMPLETED);
+static_assert(static_cast<int>(BlockState::kFree) == TENCACHE_BLOCK_INACTIVE);
+static_assert(static_cast<int>(BlockState::kActive) == TENCACHE_BLOCK_ALLOCATED);
+static_assert(static_cast<int>(BlockState::kWaiting) == TENCACHE_BLOCK_PENDING_FREE);
 
 CUstream as_stream(void* stream) { return static_cast<CUstream>(stream); }
 
@@ -28,38 +34,11 @@ Status check_stream(void* stream) {
           "to it; use a stream that was created, or the default stream."};
 }
 
-tencache_gpu_uses converted(const UsesOfKind& uses, const FrameUse& frames) {
+tencache_gpu_uses converted_uses(const UsesOfKind& uses, const FrameUse& frames) {
   return {
       converted(uses.bytes),        converted(uses.allocations),     converted(uses.active_bytes),
       converted(uses.active_count), converted(uses.requested_bytes), converted(uses.split_bytes),
       converted(uses.split_count),  converted(frames.bytes),         converted(frames.frames)};
-}
-
-static_assert(static_cast<int>(HeapEvent::kSegmentMade) == TENCACHE_SEGMENT_MADE);
-static_assert(static_cast<int>(HeapEvent::kSegmentGone) == TENCACHE_SEGMENT_GONE);
-static_assert(static_cast<int>(HeapEvent::kFreeCompleted) == TENCACHE_FREE_COMPLETED);
-
-int state_number(BlockState state) {
-  switch (state) {
-    case BlockState::kFree:
-      return TENCACHE_BLOCK_INACTIVE;
-    case BlockState::kActive:
-      return TENCACHE_BLOCK_ALLOCATED;
-    case BlockState::kWaiting:
-      return TENCACHE_BLOCK_PENDING_FREE;
-  }
-  return TENCACHE_BLOCK_INACTIVE;
-}
-
-void fill_memory(const CudaHeapView& view, tencache_gpu_stats* stats) {
-  const ProgramUses uses = view.uses();
-  const FrameUses frames = view.frames();
-  const CudaHeapFigures figures = view.figures();
-  stats->all = converted(uses.all, frames.all);
-  stats->small = converted(uses.small, frames.small);
-  stats->large = converted(uses.large, frames.large);
-  stats->cached_bytes = figures.cached_bytes;
-  stats->cold_bytes = figures.cold_bytes;
 }
 
 }  // namespace
@@ -84,13 +63,9 @@ tencache_arena tencache_gpu_arena(const tencache_gpu* gpu) {
 }
 
 void* tencache_gpu_allocate(tencache_gpu* gpu, size_t bytes, void* stream, tencache_error* error) {
-  Result<void*> address = tencache::check_stream(stream);
-  if (address.status().is_ok()) {
-    address = gpu->engine->allocate(bytes, stream);
-  }
-  if (address.is_ok()) return address.value();
-  tencache::report(address.status(), error);
-  return nullptr;
+  const Status checked = tencache::check_stream(stream);
+  return tencache::value_or_null(
+      checked.is_ok() ? gpu->engine->allocate(bytes, stream) : Result<void*>(checked), error);
 }
 
 void tencache_gpu_free(tencache_gpu* gpu, void* address) { gpu->engine->free(address); }
@@ -115,15 +90,11 @@ int tencache_gpu_add_peer(tencache_gpu* gpu, int ordinal, tencache_error* error)
 
 int tencache_gpu_memory(tencache_gpu* gpu, uint64_t* free_bytes, uint64_t* total_bytes,
                         tencache_error* error) {
-  const tencache::Gpu& device = gpu->device->gpu();
-  const tencache::CallScope scope(device.driver(), device.context());
   size_t free = 0;
   size_t total = 0;
-  Status status = scope.status();
-  if (status.is_ok()) {
-    status = tencache::cuda_status(device.driver(), device.driver().cuMemGetInfo(&free, &total),
-                                   "Cannot ask for the GPU's free memory");
-  }
+  const Status status = gpu->device->gpu().call(
+      "Cannot ask for the GPU's free memory",
+      [&](const tencache::DriverApi& driver) { return driver.cuMemGetInfo(&free, &total); });
   *free_bytes = free;
   *total_bytes = total;
   return tencache::report(status, error);
@@ -152,8 +123,7 @@ void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t byt
 
 tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* gpu, uint64_t pool) {
   const auto blocks = gpu->device->heap().private_pools().find(pool);
-  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %llu",
-                 static_cast<unsigned long long>(pool));
+  TENCACHE_CHECK(blocks != nullptr, "there is no private pool %lu", pool);
   return new tencache_gpu_pool_state{pool, blocks->segments()};
 }
 
@@ -179,23 +149,12 @@ int tencache_gpu_drop_pool(tencache_gpu* gpu, uint64_t pool) {
 }
 
 void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats) {
-  tencache::Engine& engine = *gpu->engine;
-  *stats = {};
-  tencache::fill_memory(gpu->device->view(), stats);
-  stats->others_bytes = gpu->device->heap().others_bytes();
-  if (const tencache::HostTier* host = gpu->device->host()) {
-    stats->host_bytes = host->stats().chunk_bytes;
-  }
-  stats->device_budget_bytes = engine.budget().limit();
-  const tencache::Stats& counters = engine.settled_stats();
-  stats->over_budget_events = counters.over_budget_events;
-  stats->over_budget_peak_bytes = counters.over_budget_peak_bytes;
-  stats->evicted_bytes = counters.evicted_bytes;
-  stats->fetched_bytes = counters.fetched_bytes;
-  stats->early_fetches = counters.early_fetches;
-  stats->late_fetches = counters.late_fetches;
-  stats->wasted_fetches = counters.wasted_fetches;
-  stats->stall_ns = counters.stall_ns;
+  const tencache::CudaHeapView view = gpu->device->view();
+  const tencache::ProgramUses uses = view.uses();
+  const tencache::FrameUses frames = view.frames();
+  *stats = {tencache::converted_uses(uses.all, frames.all),
+            tencache::converted_uses(uses.small, frames.small),
+            tencache::converted_uses(uses.large, frames.large), view.figures().cold_bytes};
 }
 
 tencache_gpu_use tencache_gpu_use_now(const tencache_gpu* gpu) {
@@ -241,7 +200,7 @@ void tencache_gpu_walk(const tencache_gpu* gpu,
     blocks.clear();
     for (const tencache::BlockView& block : view.blocks) {
       blocks.push_back({static_cast<uintptr_t>(block.address), block.bytes, block.requested_bytes,
-                        tencache::state_number(block.state), 0});
+                        static_cast<int>(block.state), 0});
     }
     const tencache_gpu_segment segment = {static_cast<uintptr_t>(view.address),
                                           view.bytes,

@@ -12,18 +12,11 @@
 #include "abi/error_text.h"
 #include "memory/cuda/pinned_memory.h"
 
-struct tencache_pinned {
-  std::unique_ptr<tencache::DriverApi> own_driver;  // null if the caller brought one
-  std::unique_ptr<tencache::PinnedMemory> memory;
-};
-
 namespace tencache {
 
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config) {
-  Result<std::unique_ptr<PinnedMemory>> memory = PinnedMemory::open(driver, std::move(config));
-  if (!memory.is_ok()) return memory.status();
   auto pinned = std::make_unique<tencache_pinned>();
-  pinned->memory = std::move(memory).value();
+  TENCACHE_RETURN_IF_ERROR(PinnedMemory::open(driver, std::move(config)).move_to(&pinned->memory));
   return pinned.release();
 }
 
@@ -49,27 +42,13 @@ Result<bool> note_use(tencache_pinned* pinned, const void* address, int ordinal,
   return pinned->memory->note_use(address, ordinal, static_cast<CUstream>(stream));
 }
 
-void* allocate(tencache_pinned* pinned, uint64_t pool, size_t bytes, tencache_error* error) {
-  const Result<void*> address = pinned->memory->pool().allocate(bytes, pool);
-  if (address.is_ok()) return address.value();
-  report(address.status(), error);
-  return nullptr;
-}
-
-static_assert(static_cast<int>(BlockState::kFree) == TENCACHE_BLOCK_INACTIVE);
-static_assert(static_cast<int>(BlockState::kActive) == TENCACHE_BLOCK_ALLOCATED);
-static_assert(static_cast<int>(BlockState::kWaiting) == TENCACHE_BLOCK_PENDING_FREE);
-
 }  // namespace
 }  // namespace tencache
 
 extern "C" {
 
 tencache_pinned* tencache_pinned_open(int ordinal, tencache_error* error) {
-  const tencache::Result<tencache_pinned*> pinned = tencache::open_pinned_with_own_driver(ordinal);
-  if (pinned.is_ok()) return pinned.value();
-  tencache::report(pinned.status(), error);
-  return nullptr;
+  return tencache::value_or_null(tencache::open_pinned_with_own_driver(ordinal), error);
 }
 
 void tencache_pinned_close(tencache_pinned* pinned) {
@@ -79,7 +58,7 @@ void tencache_pinned_close(tencache_pinned* pinned) {
 }
 
 void* tencache_pinned_allocate(tencache_pinned* pinned, size_t bytes, tencache_error* error) {
-  return tencache::allocate(pinned, 0, bytes, error);
+  return tencache::value_or_null(pinned->memory->pool().allocate(bytes), error);
 }
 
 void tencache_pinned_free(tencache_pinned* pinned, void* address) {
@@ -101,7 +80,7 @@ uint64_t tencache_pinned_make_pool(tencache_pinned* pinned) {
 
 void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool, size_t bytes,
                                        tencache_error* error) {
-  return tencache::allocate(pinned, pool, bytes, error);
+  return tencache::value_or_null(pinned->memory->pool().allocate(bytes, pool), error);
 }
 
 void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t pool) {
@@ -115,13 +94,8 @@ void tencache_pinned_get_stats(tencache_pinned* pinned, tencache_pinned_stats* s
   *stats = {};
   stats->bytes = tencache::converted(figures.bytes);
   stats->allocations = tencache::converted(figures.blocks);
-  stats->waiting_bytes = figures.waiting_bytes;
-  stats->waiting_count = figures.waiting_count;
-  stats->kept_bytes = figures.kept_bytes;
   stats->mapped_bytes = tencache::converted(tier.mapped_bytes);
   stats->mapped_count = tencache::converted(tier.mapped_chunks);
-  stats->pinned_bytes = tier.pinned_bytes;
-  stats->budget_bytes = pinned->memory->tier().budget_bytes();
   static_assert(sizeof stats->added_by_size == sizeof times.count_by_size);
   std::ranges::copy(times.count_by_size, stats->added_by_size);
   stats->pin_ns = times.total_ns;

@@ -18,14 +18,12 @@ constexpr int kHighestPriority = -1000;
 
 Result<std::unique_ptr<CopyStream>> CopyStream::create(const Gpu& gpu, StreamMarks& marks,
                                                        const CopyPause* pause) {
-  const DriverApi& driver = gpu.driver();
-  const CallScope scope(driver, gpu.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
   CUstream stream = nullptr;
   // Marks state every wait, so the stream need not follow the NULL stream.
-  TENCACHE_RETURN_IF_ERROR(cuda_status(
-      driver, driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority),
-      "Cannot make a stream for copies"));
+  TENCACHE_RETURN_IF_ERROR(
+      gpu.call("Cannot make a stream for copies", [&](const DriverApi& driver) {
+        return driver.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, kHighestPriority);
+      }));
   return std::unique_ptr<CopyStream>(new CopyStream(gpu, marks, stream, pause));
 }
 
@@ -64,11 +62,10 @@ uint64_t CopyStream::begin_piece(uint64_t bytes) {
 }
 
 Status CopyStream::to_device(CUdeviceptr device, const void* host, uint64_t bytes) {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuMemcpyHtoDAsync(device, host, bytes, stream_),
-                     "Cannot copy " + format_bytes(bytes) + " to the GPU");
+  return gpu_.call("Cannot copy " + format_bytes(bytes) + " to the GPU",
+                   [&](const DriverApi& driver) {
+                     return driver.cuMemcpyHtoDAsync(device, host, bytes, stream_);
+                   });
 }
 
 Status CopyStream::wait_until_idle() {
@@ -77,10 +74,8 @@ Status CopyStream::wait_until_idle() {
 }
 
 Status CopyStream::try_wait() {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuStreamSynchronize(stream_), "Cannot wait for copies");
+  return gpu_.call("Cannot wait for copies",
+                   [&](const DriverApi& driver) { return driver.cuStreamSynchronize(stream_); });
 }
 
 }  // namespace tencache

@@ -25,15 +25,14 @@ CUmemAccessDesc full_access_of(int device) {
 
 Result<std::unique_ptr<DeviceArena>> DeviceArena::reserve(const Gpu& gpu, uint64_t bytes,
                                                           CopyPause* pause) {
-  const DriverApi& driver = gpu.driver();
-  const CallScope scope(driver, gpu.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
   const uint64_t granularity = gpu.facts().granularity_bytes;
   const uint64_t reserved_bytes = round_up(bytes, granularity);
   CUdeviceptr base = 0;
   TENCACHE_RETURN_IF_ERROR(
-      cuda_status(driver, driver.cuMemAddressReserve(&base, reserved_bytes, granularity, 0, 0),
-                  "Cannot reserve " + format_bytes(reserved_bytes) + " of addresses on the GPU"));
+      gpu.call("Cannot reserve " + format_bytes(reserved_bytes) + " of addresses on the GPU",
+               [&](const DriverApi& driver) {
+                 return driver.cuMemAddressReserve(&base, reserved_bytes, granularity, 0, 0);
+               }));
   return std::unique_ptr<DeviceArena>(new DeviceArena(gpu, base, reserved_bytes, pause));
 }
 
@@ -53,16 +52,15 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   if (places.empty()) return Status::ok();
   const CallScope scope(gpu_.driver(), gpu_.context());
   TENCACHE_RETURN_IF_ERROR(scope.status());
-  std::vector<HandlePlace> mapped;
+  Handles mapped;
   Status status = map_handles(places, &mapped);
   if (status.is_ok()) status = grant_access(places, note_mapped(mapped));
   if (status.is_ok()) return status;
   // Nobody has used the mapped handles yet, so they can be unmapped at once.
-  for (const HandlePlace& place : mapped) {
-    (void)take_mapped(place.address, place.bytes);
-    const Status unmapped =
-        cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(place.address, place.bytes),
-                    "Cannot unmap " + format_bytes(place.bytes) + " of GPU memory");
+  for (const auto& [address, bytes] : mapped) {
+    (void)take_mapped(address, bytes);
+    const Status unmapped = cuda_status(gpu_.driver(), gpu_.driver().cuMemUnmap(address, bytes),
+                                        "Cannot unmap " + format_bytes(bytes) + " of GPU memory");
     if (!unmapped.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", unmapped.message().c_str());
     }
@@ -70,8 +68,7 @@ Status DeviceArena::map(std::span<const FramePlace> places) {
   return status;
 }
 
-Status DeviceArena::map_handles(std::span<const FramePlace> places,
-                                std::vector<HandlePlace>* mapped) {
+Status DeviceArena::map_handles(std::span<const FramePlace> places, Handles* mapped) {
   const DriverApi& driver = gpu_.driver();
   for (const FramePlace& place : places) {
     TENCACHE_DCHECK(contains(place.address) && contains(place.address + place.frame.bytes - 1));
@@ -80,7 +77,7 @@ Status DeviceArena::map_handles(std::span<const FramePlace> places,
       TENCACHE_RETURN_IF_ERROR(
           cuda_status(driver, driver.cuMemMap(address, handle.bytes, 0, handle.handle, 0),
                       "Cannot map " + format_bytes(handle.bytes) + " of GPU memory"));
-      mapped->push_back({address, handle.bytes});
+      mapped->emplace(address, handle.bytes);
       address += handle.bytes;
     }
   }
@@ -109,9 +106,9 @@ Status DeviceArena::grant_access(CUdeviceptr address, uint64_t bytes,
 }
 
 // Returns who may use them. A device that becomes a peer later finds them noted.
-std::vector<CUmemAccessDesc> DeviceArena::note_mapped(std::span<const HandlePlace> places) {
+std::vector<CUmemAccessDesc> DeviceArena::note_mapped(const Handles& handles) {
   MutexLock lock(mutex_);
-  for (const HandlePlace& place : places) mapped_.emplace(place.address, place.bytes);
+  mapped_.insert(handles.begin(), handles.end());
   return devices_;
 }
 

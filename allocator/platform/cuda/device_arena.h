@@ -67,18 +67,13 @@ class DeviceArena {
 
  private:
   using Handles = std::map<CUdeviceptr, uint64_t>;  // bytes of each handle, by its address
-  struct HandlePlace {
-    CUdeviceptr address = 0;
-    uint64_t bytes = 0;
-  };
 
   DeviceArena(const Gpu& gpu, CUdeviceptr base, uint64_t bytes, CopyPause* pause);
-  Status map_handles(std::span<const FramePlace> places, std::vector<HandlePlace>* mapped);
+  Status map_handles(std::span<const FramePlace> places, Handles* mapped);
   Status grant_access(std::span<const FramePlace> places, std::span<const CUmemAccessDesc> devices);
   Status grant_access(CUdeviceptr address, uint64_t bytes,
                       std::span<const CUmemAccessDesc> devices);
-  std::vector<CUmemAccessDesc> note_mapped(std::span<const HandlePlace> places)
-      TENCACHE_EXCLUDES(mutex_);
+  std::vector<CUmemAccessDesc> note_mapped(const Handles& handles) TENCACHE_EXCLUDES(mutex_);
   Handles take_mapped(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   const Gpu& gpu_;

@@ -163,21 +163,6 @@ TENCACHE_ON_DEVICE void fold_lanes(HashSums* lanes, unsigned lane, unsigned half
   }
 }
 
-#ifndef __CUDACC_RTC__
-
-/// Does the kernel's work for one block, lane after lane between its barriers.
-inline void run_hash_block(const HashJob& job, unsigned block, unsigned blocks) {
-  HashSums lanes[kHashLanes];
-  for (unsigned lane = 0; lane < kHashLanes; ++lane)
-    lanes[lane] = sum_lane(job, block, blocks, lane);
-  for (unsigned half = kHashLanes / 2; half > 0; half /= 2) {
-    for (unsigned lane = 0; lane < kHashLanes; ++lane) fold_lanes(lanes, lane, half);
-  }
-  job.sums[block] = lanes[0];
-}
-
-#endif
-
 }  // namespace tencache
 
 #ifdef __CUDACC_RTC__

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "platform/cuda/driver_use.h"
@@ -21,26 +22,15 @@ constexpr uint64_t kPlaceBytes = DeviceHasher::kBlocksMax * sizeof(HashSums);
 
 // ---- One hash ------------------------------------------------------------------------------
 
-PendingHash& PendingHash::operator=(PendingHash&& other) noexcept {
-  if (this != &other) {
-    drop();
-    hasher_ = std::exchange(other.hasher_, nullptr);
-    place_ = other.place_;
-    blocks_ = other.blocks_;
-    bytes_ = other.bytes_;
-  }
-  return *this;
-}
-
 DeviceHash PendingHash::value() const {
   TENCACHE_CHECK(hasher_ != nullptr, "the hash was moved away");
-  return finish_hash(hasher_->seeds_, bytes_, {hasher_->place_on_host(place_), blocks_});
+  const unsigned place = hasher_.get_deleter().place;
+  return finish_hash(hasher_->seeds_, bytes_, {hasher_->place_on_host(place), blocks_});
 }
 
-void PendingHash::drop() {
+void PendingHash::GiveBack::operator()(DeviceHasher* hasher) const {
   // Where the driver must not be called, the hasher may already be gone.
-  if (hasher_ != nullptr && may_call_driver()) hasher_->give_back_place(place_);
-  hasher_ = nullptr;
+  if (may_call_driver()) hasher->give_back_place(place);
 }
 
 // ---- Making and ending -----------------------------------------------------------------------

@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -33,30 +32,26 @@ namespace tencache {
 
 class DeviceHasher;
 
+/// REQUIRES: destroyed only when value() may be called.
 class PendingHash {
  public:
-  /// REQUIRES: as value().
-  ~PendingHash() { drop(); }
-  PendingHash(PendingHash&& other) noexcept
-      : hasher_(std::exchange(other.hasher_, nullptr)),
-        place_(other.place_),
-        blocks_(other.blocks_),
-        bytes_(other.bytes_) {}
-  PendingHash& operator=(PendingHash&& other) noexcept;
-
   /// REQUIRES: the device has reached, without an error, a mark that was made in the stream after
   /// the hash was queued. If the stream failed instead, the value is worth nothing.
   DeviceHash value() const;
 
  private:
   friend class DeviceHasher;
-  PendingHash(DeviceHasher* hasher, unsigned place, unsigned blocks, uint64_t bytes)
-      : hasher_(hasher), place_(place), blocks_(blocks), bytes_(bytes) {}
-  void drop();
+  struct GiveBack {
+    unsigned place = 0;
 
-  DeviceHasher* hasher_;
-  unsigned place_;
-  unsigned blocks_;  // number of blocks that write to the place
+    void operator()(DeviceHasher* hasher) const;
+  };
+
+  PendingHash(DeviceHasher* hasher, unsigned place, unsigned blocks, uint64_t bytes)
+      : hasher_(hasher, GiveBack{place}), blocks_(blocks), bytes_(bytes) {}
+
+  std::unique_ptr<DeviceHasher, GiveBack> hasher_;  // not owned, but its place is
+  unsigned blocks_;                                 // number of blocks that write to the place
   uint64_t bytes_;
 };
 

@@ -57,9 +57,7 @@ Status DirectStorage::make_buffers() {
   constexpr uint64_t kBytes = kBuffers * kBufferBytes;
   Result<std::unique_ptr<DeviceArena>> arena = DeviceArena::reserve(gpu_, kBytes);
   if (!arena.is_ok()) return arena.status();
-  Result<Frame> frame = frames_.take(kBytes);
-  if (!frame.is_ok()) return frame.status();
-  frame_ = std::move(frame).value();
+  TENCACHE_RETURN_IF_ERROR(frames_.take(kBytes).move_to(&frame_));
   const FramePlace place = {arena.value()->base(), frame_};
   TENCACHE_RETURN_IF_ERROR(arena.value()->map({&place, 1}));
   arena_ = std::move(arena).value();

@@ -7,7 +7,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -45,8 +44,7 @@ FramePool::~FramePool() {
 }
 
 Result<Frame> FramePool::take(uint64_t bytes, const Terms& terms) {
-  TENCACHE_CHECK(bytes > 0 && bytes % sizes_.front() == 0, "%llu bytes",
-                 static_cast<unsigned long long>(bytes));
+  TENCACHE_CHECK(bytes > 0 && bytes % sizes_.front() == 0, "%lu bytes", bytes);
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
   Handles present;
   uint64_t missing_bytes = 0;
@@ -189,17 +187,15 @@ Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool 
 // Others may use the GPU as well; if so, free handles go first.
 Result<FrameHandle> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
-  const DriverApi& driver = gpu_.driver();
   FrameHandle created{0, bytes, is_small};
   Status status;
   uint64_t destroyed_before = 0;
   do {
     destroyed_before = destroyed_count();
-    const CallScope scope(driver, gpu_.context());
-    status = scope.status();
-    if (!status.is_ok()) break;
-    status = cuda_status(driver, driver.cuMemCreate(&created.handle, bytes, &properties, 0),
-                         "Cannot get " + format_bytes(bytes) + " of memory from the GPU");
+    status = gpu_.call("Cannot get " + format_bytes(bytes) + " of memory from the GPU",
+                       [&](const DriverApi& driver) {
+                         return driver.cuMemCreate(&created.handle, bytes, &properties, 0);
+                       });
     if (status.is_ok()) {
       MutexLock lock(mutex_);
       for (FrameUse* use : {&uses_.all, &uses_of(is_small)}) use->bytes.add(bytes);
@@ -278,13 +274,9 @@ uint64_t FramePool::trim(uint64_t bytes) {
 // too early.
 uint64_t FramePool::destroy(const Handles& handles) {
   for (const FrameHandle& handle : handles) {
-    const DriverApi& driver = gpu_.driver();
-    const CallScope scope(driver, gpu_.context());
     const Status status =
-        scope.status().is_ok()
-            ? cuda_status(driver, driver.cuMemRelease(handle.handle),
-                          "Cannot give " + format_bytes(handle.bytes) + " back to the GPU")
-            : scope.status();
+        gpu_.call("Cannot give " + format_bytes(handle.bytes) + " back to the GPU",
+                  [&](const DriverApi& driver) { return driver.cuMemRelease(handle.handle); });
     // On failure it is unknown whether the driver has the handle. It is lost to us either way.
     if (!status.is_ok() && may_call_driver()) {
       TENCACHE_LOG_WARNING("%s", status.message().c_str());

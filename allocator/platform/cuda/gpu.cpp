@@ -3,7 +3,6 @@
 
 #include <array>
 
-#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -46,9 +45,6 @@ Result<GpuFacts> find_gpu_facts(const DriverApi& driver, CUdevice device) {
   facts.total_bytes = total_bytes;
   TENCACHE_RETURN_IF_ERROR(expect_virtual_memory(driver, device, facts.name));
   facts.numa_node = attribute_or(driver, device, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
-  facts.can_map_host_memory =
-      attribute_or(driver, device,
-                   CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0) != 0;
   facts.can_do_rdma =
       attribute_or(driver, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
                    0) != 0;
@@ -102,12 +98,11 @@ Status Gpu::status() const {
 }
 
 Status Gpu::ask() const {
-  const CallScope scope(driver_, context_);
-  TENCACHE_RETURN_IF_ERROR(scope.status());
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  return cuda_status(driver_, driver_.cuMemGetInfo(&free_bytes, &total_bytes),
-                     "The GPU's context has failed");
+  return call("The GPU's context has failed", [&](const DriverApi& driver) {
+    return driver.cuMemGetInfo(&free_bytes, &total_bytes);
+  });
 }
 
 Gpu::~Gpu() {

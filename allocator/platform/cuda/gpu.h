@@ -9,20 +9,21 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/status.h"
+#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_api.h"
 
 namespace tencache {
 
 struct GpuFacts {
   std::string name;
-  uint64_t total_bytes = 0;          // of device memory
-  uint64_t granularity_bytes = 0;    // frames are multiples of this
-  int numa_node = -1;                // of the host memory next to it; -1: the machine has no NUMA
-  bool can_map_host_memory = false;  // the device can map memory of that node
-  bool can_do_rdma = false;          // other devices can reach frames
+  uint64_t total_bytes = 0;        // of device memory
+  uint64_t granularity_bytes = 0;  // frames are multiples of this
+  int numa_node = -1;              // of the host memory next to it; -1: the machine has no NUMA
+  bool can_do_rdma = false;        // other devices can reach frames
 };
 
 /// Reads what a device offers; makes no context. kUnavailable, with the reason, when it lacks what
@@ -51,6 +52,13 @@ class Gpu {
   /// call returns that error, so the error of a later call says nothing about its own cause.
   /// Returns driver_use_status() where the driver must not be called.
   Status status() const;
+  /// Makes one call of the driver in a CallScope. `what` begins the message of a failure.
+  template <typename Call>
+  Status call(std::string_view what, const Call& make_call) const {
+    const CallScope scope(driver_, context_);
+    TENCACHE_RETURN_IF_ERROR(scope.status());
+    return cuda_status(driver_, make_call(driver_), what);
+  }
 
  private:
   Gpu(const DriverApi& driver, CUdevice device, GpuFacts facts, CUcontext context)

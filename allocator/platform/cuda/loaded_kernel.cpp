@@ -58,14 +58,12 @@ LoadedKernel::~LoadedKernel() {
 
 Status LoadedKernel::launch(CUstream stream, unsigned blocks, unsigned threads,
                             const void* parameter) const {
-  const DriverApi& driver = gpu_.driver();
-  const CallScope scope(driver, gpu_.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
   void* parameters[] = {const_cast<void*>(parameter)};
-  return cuda_status(driver,
-                     driver.cuLaunchKernel(function_, blocks, 1, 1, threads, 1, 1, 0, stream,
-                                           static_cast<void**>(parameters), nullptr),
-                     std::string("Cannot launch the kernel that ") + what_);
+  return gpu_.call(std::string("Cannot launch the kernel that ") + what_,
+                   [&](const DriverApi& driver) {
+                     return driver.cuLaunchKernel(function_, blocks, 1, 1, threads, 1, 1, 0, stream,
+                                                  static_cast<void**>(parameters), nullptr);
+                   });
 }
 
 }  // namespace tencache

@@ -90,7 +90,6 @@ Result<NvrtcApi> load_nvrtc(const std::string& path) {
                       ". Install PyTorch for CUDA, or pip install nvidia-cuda-nvrtc.");
   }
   NvrtcApi api;
-  TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcVersion", &api.version));
   TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcGetErrorString", &api.error_string));
   TENCACHE_RETURN_IF_ERROR(find_nvrtc_function(library, "nvrtcCreateProgram", &api.create_program));
   TENCACHE_RETURN_IF_ERROR(

@@ -24,10 +24,8 @@ using NvrtcResult = int;                         // nvrtcResult, an enumeration
 inline constexpr NvrtcResult kNvrtcSuccess = 0;
 inline constexpr NvrtcResult kNvrtcOutOfMemory = 1;
 inline constexpr NvrtcResult kNvrtcInvalidOption = 5;
-inline constexpr NvrtcResult kNvrtcCompilation = 6;
 
 struct NvrtcApi {
-  NvrtcResult (*version)(int* major, int* minor) = nullptr;
   const char* (*error_string)(NvrtcResult result) = nullptr;
   NvrtcResult (*create_program)(NvrtcProgram* program, const char* text, const char* name,
                                 int header_count, const char* const* headers,

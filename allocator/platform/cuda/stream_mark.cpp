@@ -21,21 +21,16 @@ Result<bool> StreamMark::is_reached() const {
 
 Status StreamMark::hold_back(CUstream stream) const {
   if (event_ == nullptr) return Status::ok();
-  const Gpu& gpu = event_->marks.gpu_;
-  const DriverApi& driver = gpu.driver();
-  const CallScope scope(driver, gpu.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuStreamWaitEvent(stream, event_->event, 0),
-                     "Cannot make a stream wait for another");
+  return event_->marks.gpu_.call(
+      "Cannot make a stream wait for another",
+      [&](const DriverApi& driver) { return driver.cuStreamWaitEvent(stream, event_->event, 0); });
 }
 
 Status StreamMark::wait() const {
   if (event_ == nullptr) return Status::ok();
-  const Gpu& gpu = event_->marks.gpu_;
-  const DriverApi& driver = gpu.driver();
-  const CallScope scope(driver, gpu.context());
-  TENCACHE_RETURN_IF_ERROR(scope.status());
-  return cuda_status(driver, driver.cuEventSynchronize(event_->event), "Cannot wait for a stream");
+  return event_->marks.gpu_.call("Cannot wait for a stream", [&](const DriverApi& driver) {
+    return driver.cuEventSynchronize(event_->event);
+  });
 }
 
 bool StreamMark::poll() const {

@@ -61,21 +61,15 @@ uint32_t StreamNumbers::Table::find(uintptr_t key) const {
   }
 }
 
-void StreamNumbers::Table::add(uintptr_t key, uint32_t number) {
+// A thread that names a stream has got its handle from the one that made it, and so sees what was
+// written before that. To store a key once more changes nothing.
+void StreamNumbers::Table::set(uintptr_t key, uint32_t number) {
   size_t at = first_entry(key, entries.size());
-  while (entries[at].key.load(std::memory_order_relaxed) != kNone)
+  const auto is_taken = [&](uintptr_t found) { return found != kNone && found != key; };
+  while (is_taken(entries[at].key.load(std::memory_order_relaxed)))
     at = (at + 1) & (entries.size() - 1);
   entries[at].number.store(number, std::memory_order_relaxed);
   entries[at].key.store(key, std::memory_order_release);
-}
-
-// A thread that names a stream has got its handle from the one that made it, and so sees what was
-// written before that.
-void StreamNumbers::Table::change(uintptr_t key, uint32_t number) {
-  size_t at = first_entry(key, entries.size());
-  while (entries[at].key.load(std::memory_order_relaxed) != key)
-    at = (at + 1) & (entries.size() - 1);
-  entries[at].number.store(number, std::memory_order_relaxed);
 }
 
 StreamNumbers::StreamNumbers(const Gpu& gpu, StreamMarks& marks) : gpu_(gpu), marks_(marks) {
@@ -124,13 +118,13 @@ StreamSet StreamNumbers::add(CUstream stream, uintptr_t key) {
   const auto number = static_cast<uint32_t>(streams_.size());
   streams_.push_back({.handle = is_default(stream) ? nullptr : stream});
   if (2 * streams_.size() <= tables_.back()->entries.size()) {
-    tables_.back()->add(key, number);
+    tables_.back()->set(key, number);
     return set_of_number(number);
   }
   auto larger = std::make_unique<Table>(2 * tables_.back()->entries.size());
   for (uint32_t other = 0; other <= number; ++other) {
     const Stream& known = streams_[other];
-    larger->add(key_of(known.handle), known.has_ended ? other | kEnded : other);
+    larger->set(key_of(known.handle), known.has_ended ? other | kEnded : other);
   }
   table_.store(larger.get(), std::memory_order_release);
   tables_.push_back(std::move(larger));
@@ -215,7 +209,7 @@ void StreamNumbers::end(CUstream stream) {
   if (number >= kEnded) return;
   StreamMark last = last_mark(stream);
   MutexLock lock(mutex_);
-  tables_.back()->change(key, number | kEnded);
+  tables_.back()->set(key, number | kEnded);
   streams_[number].has_ended = true;
   streams_[number].last = std::move(last);
   while (streams_[number].users > 0) is_unused_.wait(mutex_);
@@ -246,7 +240,7 @@ StreamSet StreamNumbers::take_over(CUstream stream, uintptr_t key, uint32_t numb
   if (streams_[number].has_ended) {  // else another thread was first
     streams_[number].has_ended = false;
     streams_[number].last = {};
-    tables_.back()->change(key, number);
+    tables_.back()->set(key, number);
   }
   return set_of_number(number);
 }
@@ -335,8 +329,7 @@ Status StreamNumbers::mark_all(StreamSet set, std::vector<StreamMark>* marks) {
 }
 
 Status StreamNumbers::hold_back(StreamSet stream, std::span<const StreamMark> marks) {
-  TENCACHE_CHECK(is_one_stream(stream), "%#llx is not one stream",
-                 static_cast<unsigned long long>(stream));
+  TENCACHE_CHECK(is_one_stream(stream), "%#lx is not one stream", stream);
   if (marks.empty()) return Status::ok();
   const InUse streams(*this, stream);
   if (streams.handles().empty()) {

@@ -105,9 +105,8 @@ class StreamNumbers {
     explicit Table(size_t entry_count);
     // kNoNumber when the table does not have the key.
     uint32_t find(uintptr_t key) const;
-    void add(uintptr_t key, uint32_t number);
-    // REQUIRES: the table has the key.
-    void change(uintptr_t key, uint32_t number);
+    // Gives a key its number, or another one.
+    void set(uintptr_t key, uint32_t number);
 
     std::vector<Entry> entries;  // a power of two
   };

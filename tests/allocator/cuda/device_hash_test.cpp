@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/units.h"
+#include "support/cuda/hash_block.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/random.h"
 

@@ -22,6 +22,7 @@
 #include "platform/cuda/stream_mark.h"
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
+#include "support/cuda/hash_block.h"
 #include "support/cuda/simulated_device_hash.h"
 #include "support/cuda/simulated_driver.h"
 #include "support/cuda/simulated_nvrtc.h"

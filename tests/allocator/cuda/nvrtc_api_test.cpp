@@ -69,7 +69,7 @@ TEST(LoadNvrtcTest, AnotherLibraryLacksItsFunctions) {
   const Result<NvrtcApi> other = load_nvrtc("libc.so.6");
   ASSERT_FALSE(other.is_ok());
   EXPECT_EQ(other.status().code(), StatusCode::kUnavailable);
-  EXPECT_THAT(other.status().message(), HasSubstr("nvrtcVersion"));
+  EXPECT_THAT(other.status().message(), HasSubstr("nvrtcGetErrorString"));
 }
 
 class CompileKernelTest : public ::testing::Test {
@@ -166,10 +166,6 @@ INSTANTIATE_TEST_SUITE_P(Generations, RealNvrtcTest, ::testing::Values(80, 90, 1
 using RealNvrtcErrorsTest = RealNvrtcTest;
 
 TEST_P(RealNvrtcErrorsTest, AreStatusesOfTheRightCode) {
-  int major = 0;
-  int minor = 0;
-  EXPECT_EQ(nvrtc_.version(&major, &minor), kNvrtcSuccess);
-  EXPECT_GE(major, 11);
   const Status wrong = compile_kernel(nvrtc_, {"wrong", "int f( {", 90}).status();
   EXPECT_EQ(wrong.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(wrong.message(), HasSubstr("NVRTC_ERROR_COMPILATION"));

@@ -18,12 +18,14 @@
 #include <vector>
 
 #include "abi/cuda/open_gpu.h"
+#include "abi/runtime.h"
 #include "abi/tencache.h"
 #include "abi/tencache_guard.h"
 #include "base/units.h"
 #include "support/child_process.h"
 #include "support/cuda/device_buffer.h"
 #include "support/cuda/simulated_driver.h"
+#include "support/eventually.h"
 #include "support/test_directory.h"
 
 // The suite stands for the preloaded guard, whose symbol the core looks for in the process.
@@ -37,7 +39,8 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kExtent = 2 * kMiB;
 
-std::array<CUstream, 2> g_streams = {};
+constexpr int kGpusMax = Engines::kEnginesMax;
+std::array<CUstream, kGpusMax> g_streams = {};
 std::atomic<int> g_armed = 0;
 
 class RuntimeGpusTest : public ::testing::Test {
@@ -105,6 +108,14 @@ class RuntimeGpusTest : public ::testing::Test {
     std::string text(1 << 16, '\0');
     EXPECT_LE(tencache_stats_json(text.data(), text.size()), text.size());
     return Json::parse(text.c_str());
+  }
+  // Whether samples are still taken: the history gets longer.
+  static bool is_watched() {
+    const auto length = [] {
+      return Json::parse(Runtime::instance().watch().history_json()).at("at_s").size();
+    };
+    const size_t before = length();
+    return eventually([&] { return length() > before; });
   }
   void finish() {
     for (const auto& [gpu, address] : allocated_) tencache_gpu_free(gpu, address);
@@ -234,6 +245,18 @@ TEST_F(RuntimeGpusTest, AGpuIsOpenedOnTheCudaBackendAlone) {
     const Result<tencache_gpu*> absent = open_gpu_of_runtime(driver_->api(), 7, 1.0);
     EXPECT_NE(absent.status().message().find("There is no GPU 7"), std::string::npos);
     EXPECT_EQ(stats()["gpus"].size(), 0u);
+  });
+}
+
+TEST_F(RuntimeGpusTest, AGpuThatFailsToOpenLeavesTheOthersWatched) {
+  in_child([this] {
+    set("strict", "on");
+    start({.device_count = kGpusMax + 1});
+    EXPECT_FALSE(open_gpu_of_runtime(driver_->api(), 0, 1.5).is_ok());
+    EXPECT_TRUE(is_watched()) << "after a wrong share";
+    for (int ordinal = 0; ordinal < kGpusMax; ++ordinal) open(ordinal);
+    EXPECT_FALSE(open_gpu_of_runtime(driver_->api(), kGpusMax, 1.0).is_ok());
+    EXPECT_TRUE(is_watched()) << "after one GPU too many";
   });
 }
 

@@ -66,7 +66,7 @@ class StagedCopiesTest : public ::testing::Test {
     std::vector<StagingBuffer> buffers;
     while (const auto buffer = ring_->try_acquire()) buffers.push_back(*buffer);
     for (const StagingBuffer& buffer : buffers) ring_->release(buffer);
-    return buffers.size() == ring_->buffer_count();
+    return buffers.size() == StagingRingConfig().buffer_count;
   }
 
   std::optional<SimulatedDriver> driver_;

@@ -172,9 +172,9 @@ MUTATIONS = [
     Mutation(
         "a refused copy is taken for queued",
         COPY_STREAM,
-        "  return cuda_status(driver, driver.cuMemcpyHtoDAsync(device, host, bytes, stream_),\n",
-        "  driver.cuMemcpyHtoDAsync(device, host, bytes, stream_);\n"
-        "  return cuda_status(driver, CUDA_SUCCESS,\n",
+        "return driver.cuMemcpyHtoDAsync(device, host, bytes, stream_);\n",
+        "driver.cuMemcpyHtoDAsync(device, host, bytes, stream_);\n"
+        "                     return CUDA_SUCCESS;\n",
         "refused_calls",
     ),
     Mutation(

@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/racy_access.h"
+#include "support/cuda/hash_block.h"
 #include "support/cuda/simulated_modules.h"
 
 namespace tencache {

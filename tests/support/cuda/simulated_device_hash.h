@@ -13,7 +13,7 @@ namespace tencache {
 /// `reads_may_race`: as in SimulatedDriverConfig.
 void add_hash_kernel(SimulatedDriver& driver, bool reads_may_race = false);
 
-/// Does the same as run_hash_block().
+/// Does the same as run_hash_block() (support/cuda/hash_block.h).
 void run_hash_block_fast(const HashJob& job, unsigned block, unsigned blocks);
 
 }  // namespace tencache

@@ -15,6 +15,8 @@
 
 namespace tencache {
 
+inline constexpr NvrtcResult kNvrtcCompilation = 6;  // an error in the text
+
 class SimulatedNvrtc {
  public:
   explicit SimulatedNvrtc(int newest_capability = 120);
