@@ -484,7 +484,7 @@ def test_file_that_is_no_trace_is_refused_with_its_name(tmp_path, text, message)
 def test_a_trace_with_a_damaged_head_is_refused(tmp_path, changes):
     path = tmp_path / "run.trace"
     write_trace_file(path, [], **changes)
-    with pytest.raises(TencacheError, match="line 1, .* moves_lost or names are damaged"):
+    with pytest.raises(TencacheError, match=r"line 1, .* moves_lost or names are damaged"):
         _trace.TraceReader(path)
 
 
