@@ -37,6 +37,7 @@ from tencache import (
     _cli_look,
     _cli_plan,
     _doctor,
+    _openmp,
     _options,
     _preload,
     _report,
@@ -300,6 +301,7 @@ def _write_environment(
         environment[_options.find(name).environment] = library.option_text(name)
     # The program may start others once it has changed its folder.
     _runtime.make_paths_absolute(environment)
+    _openmp.let_threads_sleep(environment)
 
 
 # ---- doctor ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tencache import (
     _green_contexts,
     _inductor,
     _names,
+    _openmp,
     _options,
     _period_file,
     _report,
@@ -83,7 +84,8 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
     an int), `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes
     from its TENCACHE_* variable, else from probing. Call it before the first tensors exist:
     existing ones stay in memory, outside the budget, and a line on stderr says so (existing CUDA
-    tensors are refused). A second call is fine if its options are those in force.
+    tensors are refused). Before `import torch` it also sets GOMP_SPINCOUNT (docs/cpu.md). A second
+    call is fine if its options are those in force.
 
     Raises TypeError for an unknown option, a value without a name or one of a wrong type, and
     OptionError (a ValueError) for a value that cannot be used. Raises TencacheError (a
@@ -94,6 +96,8 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
     if unnamed:
         raise TypeError(_unnamed_message(unnamed))
     given = _options.texts_of(options)
+    if "torch" not in sys.modules:
+        _openmp.let_threads_sleep(os.environ)
     # Import outside the lock: if TENCACHE asks for tencache, this import itself calls enable().
     import torch
 
