@@ -28,8 +28,10 @@ class MoveRate {
 
   /// `unknown` until enough has moved to tell.
   double bytes_per_s(double unknown) const {
-    const double ns = ns_per_byte(0);
-    return ns > 0 ? 1e9 / ns : unknown;
+    const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
+    const uint64_t ns = ns_.load(std::memory_order_relaxed);
+    if (bytes < kBytesMin || ns == 0) return unknown;
+    return static_cast<double>(bytes) / static_cast<double>(ns) * 1e9;
   }
   double ns_per_byte(double unknown) const {
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);

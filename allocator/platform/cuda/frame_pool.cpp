@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "platform/cuda/call_scope.h"
 #include "platform/cuda/driver_use.h"
 
 namespace tencache {
@@ -187,15 +188,16 @@ Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool 
 // Others may use the GPU as well; if so, free handles go first.
 Result<FrameHandle> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
+  const DriverApi& driver = gpu_.driver();
   FrameHandle created{0, bytes, is_small};
   Status status;
   uint64_t destroyed_before = 0;
   do {
     destroyed_before = destroyed_count();
-    status = gpu_.call("Cannot get " + format_bytes(bytes) + " of memory from the GPU",
-                       [&](const DriverApi& driver) {
-                         return driver.cuMemCreate(&created.handle, bytes, &properties, 0);
-                       });
+    const CallScope scope(driver, gpu_.context());
+    TENCACHE_RETURN_IF_ERROR(scope.status());  // room would not mend that
+    status = cuda_status(driver, driver.cuMemCreate(&created.handle, bytes, &properties, 0),
+                         "Cannot get " + format_bytes(bytes) + " of memory from the GPU");
     if (status.is_ok()) {
       MutexLock lock(mutex_);
       for (FrameUse* use : {&uses_.all, &uses_of(is_small)}) use->bytes.add(bytes);
