@@ -95,8 +95,6 @@ using namespace tencache::shim;
 
 extern "C" {
 
-const char* tencache_torch_cuda_built_for(void) { return TENCACHE_TORCH_VERSION; }
-
 int tencache_torch_cuda_install(tencache_error* error) {
   try {
     return install(error);

@@ -90,6 +90,8 @@ bool CudaPools::allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, v
     ++chosen.allocating_count;
     number = chosen.number;
   }
+  // A call that takes no failure, such as free(), may have left one, which is not of this call.
+  (void)SegmentTrackers::take_failure();
   {
     const SegmentTrackers::Scope scope(wanted->id);
     *address = tencache_gpu_allocate_in_pool(gpu, number, bytes, stream, error);
@@ -179,6 +181,7 @@ bool CudaPools::drop_released(tencache_gpu* gpu, const Id& only,
   } catch (...) {
     failure = std::current_exception();
   }
+  (void)SegmentTrackers::take_failure();  // left by an earlier call, as in allocate()
   for (const auto& [id, number] : dropping) {
     const bool is_gone = failure == nullptr && tencache_gpu_drop_pool(gpu, number) != 0;
     if (failure == nullptr) failure = SegmentTrackers::take_failure();

@@ -78,8 +78,6 @@ using namespace tencache::shim;
 
 extern "C" {
 
-const char* tencache_torch_built_for(void) { return TENCACHE_TORCH_VERSION; }
-
 int tencache_torch_install(tencache_error* error) {
   const std::lock_guard lock(install_mutex);
   if (is_installed) return TENCACHE_OK;

@@ -20,9 +20,6 @@
 extern "C" {
 #endif
 
-/* The torch.__version__ it was compiled against, e.g. "2.11.0+cu130". The text lives for ever. */
-TENCACHE_API const char* tencache_torch_built_for(void);
-
 /* Tests the layout of the loaded libtorch, starts the runtime with the options set so far and puts
  * it under PyTorch: gate, list operators, collectives, and on the cpu backend the CPU allocator
  * (for GPUs: tencache_torch_cuda.h). Returns 0, or an error code with *error filled and nothing

@@ -22,9 +22,6 @@ extern "C" {
 
 typedef struct CUstream_st* tencache_cuda_stream; /* cudaStream_t */
 
-/* The torch.__version__ it was compiled against. The text lives for ever. */
-TENCACHE_API const char* tencache_torch_cuda_built_for(void);
-
 /* Does what tencache_torch_install() does, and makes PyTorch allocate CUDA tensors from tencache:
  * torch.cuda, torch.accelerator and torch.cuda.memory._get_current_allocator() show its allocator.
  * Pinned memory (pin_memory(), torch.cuda.host_memory_stats()) comes from it as well. Returns 0, or

@@ -52,8 +52,6 @@ class DeviceArena {
   CUdeviceptr base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   bool contains(CUdeviceptr address) const { return address - base_ < bytes_; }
-  /// What copies to the host have to heed, or null.
-  const CopyPause* pause() const { return pause_; }
 
   /// Maps each frame at its address and lets the device read and write there: all of them or none.
   /// REQUIRES: ascending addresses at which nothing is mapped.
