@@ -80,7 +80,10 @@ CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t
 bool is_of_driver(const void* function) {
   Dl_info library;
   if (dladdr(function, &library) == 0 || library.dli_fname == nullptr) return false;
-  return std::string_view(basename(library.dli_fname)).starts_with("libcuda.so");
+  // Not basename(), which the program may define as well.
+  const char* const slash = strrchr(library.dli_fname, '/');
+  const std::string_view file = slash != nullptr ? slash + 1 : library.dli_fname;
+  return file.starts_with("libcuda.so");
 }
 
 // Null if the guard does not serve this function.

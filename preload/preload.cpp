@@ -49,7 +49,10 @@ Main program_main = nullptr;
 }
 
 int is_libtorch(dl_phdr_info* library, size_t /*bytes*/, void* /*data*/) {
-  return strncmp(basename(library->dlpi_name), kLibtorch, strlen(kLibtorch)) == 0 ? 1 : 0;
+  // Not basename(), which the program may define as well.
+  const char* const slash = strrchr(library->dlpi_name, '/');
+  const char* const file = slash != nullptr ? slash + 1 : library->dlpi_name;
+  return strncmp(file, kLibtorch, strlen(kLibtorch)) == 0 ? 1 : 0;
 }
 
 // Whether TENCACHE leaves tencache on, in the words that the Python package takes.

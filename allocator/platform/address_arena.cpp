@@ -140,6 +140,7 @@ Status AddressArena::map_cold(char* address, uint64_t bytes, int fd, uint64_t of
 }
 
 Result<char*> AddressArena::make_scratch(uint64_t bytes) {
+  static_assert(kHugePageBytes == kGranuleBytes, "scratch memory begins at a granule");
   char* const scratch = map_huge_aligned(bytes, MAP_PRIVATE | MAP_NORESERVE);
   TENCACHE_RETURN_IF_ERROR(outcome(scratch != nullptr, "scratch memory", nullptr, bytes));
   return scratch;

@@ -28,7 +28,6 @@
 namespace tencache {
 namespace {
 
-constexpr uint64_t kHugePageBytes = 2 * kMiB;
 // One thread touches this at a time: some milliseconds.
 constexpr uint64_t kTouchedAtOnceBytes = 16 * kMiB;
 

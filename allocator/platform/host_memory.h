@@ -64,6 +64,8 @@ class HostMemory {
   HostPlacement placement_;
 };
 
+inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+
 /// `bytes` of fresh memory that begins where a huge page can, and asks for huge pages if it holds
 /// one; null with errno set when there is none. `flags` are those of mmap() besides MAP_ANONYMOUS.
 /// The caller unmaps it.

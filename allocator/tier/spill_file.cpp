@@ -191,13 +191,14 @@ uint64_t file_size_limit_bytes() {
 }
 
 int open_and_unlink(int directory_fd) {
-  std::string name;
-  UniqueFd made = make_hidden_file(directory_fd, "", O_RDWR, 0600, &name);
-  if (!made.is_valid()) return -1;
-  if (unlinkat(directory_fd, name.c_str(), 0) == 0) return made.release();
-  const int error_number = errno;
-  made.reset();
-  errno = error_number;
+  int error_number = 0;
+  {
+    std::string name;
+    UniqueFd made = make_hidden_file(directory_fd, "", O_RDWR, 0600, &name);
+    if (made.is_valid() && unlinkat(directory_fd, name.c_str(), 0) == 0) return made.release();
+    error_number = errno;
+  }
+  errno = error_number;  // closing the file and freeing the name may have changed it
   return -1;
 }
 

@@ -293,10 +293,14 @@ std::optional<Period> period_of_three_steps(Player& player) {
   return build_period(player.stream(), *segment, player.recorder());
 }
 
+std::string name_of(int round) {
+  return "round " + std::to_string(round) + " of seed " + std::to_string(test_seed());
+}
+
 TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
   Random random;
   for (int round = 0; round < (kHasSanitizer ? 6 : 200); ++round) {
-    SCOPED_TRACE("round " + std::to_string(round));
+    SCOPED_TRACE(name_of(round));
     const bool is_recorded_late = random.chance(0.5);
     const Script script = random_script(random, is_recorded_late);
     Player player(script);
@@ -321,7 +325,7 @@ TEST(PeriodFuzzTest, OneStepTellsTheNextUses) {
 TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
   Random random(1);
   for (int round = 0; round < (kHasSanitizer ? 4 : 100); ++round) {
-    SCOPED_TRACE("round " + std::to_string(round));
+    SCOPED_TRACE(name_of(round));
     const Script script = random_script(random, false);
     Player player(script);
     const std::optional<Period> period = period_of_three_steps(player);
