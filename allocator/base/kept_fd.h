@@ -77,6 +77,7 @@ class KeptFd {
   }
   ~KeptFd() { reset(); }
   KeptFd(KeptFd&& other) noexcept = default;
+  /// What it held goes with `other`.
   KeptFd& operator=(KeptFd&& other) noexcept {
     std::swap(fd_, other.fd_);
     std::swap(identity_, other.identity_);
