@@ -53,6 +53,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "HostTierTest.AForkedChildHasNoHostTier",
         "HostTierTest.ALargeBlockGetsAChunkOfItsOwnWhichIsUsedAgain",
         "HostTierTest.ChunksMayGrowWithWhatIsMappedAndGoBackWhenNothingLiesInThem",
+        "HostTierTest.FreeChunksMakeWayForBlocksThatTheyCannotHold",
         "HostTierTest.NoBlockLiesInTwoChunks",
         "StagingRingTest.AForkedChildUnpinsNothing",
         "StagingRingTest.LendsEachBufferOnce",

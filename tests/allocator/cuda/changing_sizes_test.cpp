@@ -36,7 +36,7 @@ class ChangingSizesTest : public ::testing::Test {
       : engine_(
             [](CudaEngineConfig& config) {
               config.budget_bytes = kBudgetBytes;
-              config.arena_bytes = 64 * kGiB;
+              config.arena_bytes = 32 * kGiB;
               config.heap.clock = &read_now;
             },
             {.capacity_bytes = kBudgetBytes}) {}
