@@ -29,6 +29,9 @@ namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
 constexpr uint32_t kAdditional = 77;  // an op that is not in the script
+// At least so many ticks lie between two of them, because a plan is given up where more differ
+// (plan/plan_cursor.cpp).
+constexpr size_t kBetweenAdditional = 9;
 
 /// A tensor that each step allocates anew: after tick `born`, freed after `born + length`.
 struct Transient {
@@ -106,8 +109,10 @@ class Player : private PlanSink {
       is_recording_ |= tick >= first_recorded;
       if (creates_state && tick == 0) create_states();
       play_tick(tick);
-      if (random_ != nullptr && random_->chance(0.05))
+      if (random_ != nullptr && ++since_additional_ > kBetweenAdditional && random_->chance(0.1)) {
+        since_additional_ = 0;
         play_op(kAdditional, {{parameters_[0], false}});
+      }
     }
     record({EventKind::kStep});
   }
@@ -269,6 +274,7 @@ class Player : private PlanSink {
   std::set<const Extent*> named_;
   size_t followed_ticks_ = 0;
   Random* random_ = nullptr;
+  size_t since_additional_ = 0;  // ticks
   uint64_t scale_ = 1;
 };
 
