@@ -380,7 +380,7 @@ TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
 /// of the plan before stands until it has been looked for anew.
 bool names_budget_of_its_plan(const LearnerSummary& summary, uint64_t limit) {
   const uint64_t bytes = summary.stall_free_budget_bytes;
-  if (bytes == 0 || summary.learned == nullptr) return false;
+  if (summary.learned == nullptr) return false;
   if (is_stall_free(summary.learned->planned.simulation, 0.01)) return bytes == limit;
   Machine machine = summary.learned->machine.at_speed(1 - kSpeedErrorShare);
   machine.budget_bytes = bytes - headroom_of(bytes);
@@ -392,11 +392,15 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
   LearnerSummary found;
   EXPECT_TRUE(repeat_until([&] { train_step(); },
                            [&] {
+                             const uint64_t limit = engine_->budget().limit();
                              found = engine_->learner()->summary();
-                             return names_budget_of_its_plan(found, engine_->budget().limit());
+                             if (found.stall_free_budget_bytes == 0) return false;
+                             EXPECT_GE(found.stall_free_budget_bytes, limit);
+                             EXPECT_GE(found.replans, 1u)
+                                 << "only with times measured while a plan was followed";
+                             return names_budget_of_its_plan(found, limit);
                            }));
   ASSERT_NE(found.learned, nullptr);
-  EXPECT_GE(found.replans, 1u) << "only with times that were measured while a plan was followed";
   EXPECT_LE(found.stall_free_budget_bytes,
             budget_with_headroom(found.learned->period->trace.peak_bytes()));
   // While the period is planned again, the budget stays known.
