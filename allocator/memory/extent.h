@@ -39,24 +39,13 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "memory/extent_word.h"
 #include "memory/intrusive_list.h"
 #include "platform/stream_set.h"
 #include "tier/content_hash.h"
 #include "tier/disk_tier.h"
 
 namespace tencache {
-
-enum class ExtentState : uint8_t {
-  kVacant = 0,
-  kCached = 1,
-  kResident = 2,
-  kEvicting = 3,
-  kSealing = 4,
-  kCold = 5,
-  kFetching = 6,
-  kMerging = 7,
-  kArriving = 8,
-};
 
 /// How retire() left an extent that the program has freed, and who ends its life.
 enum class Retired : uint8_t {
@@ -65,17 +54,7 @@ enum class Retired : uint8_t {
   kLeftToClaimer,  // the demoting thread frees it when release_cold() returns false
 };
 
-/// Flags of the state word: what is known from the extent's use.
-inline constexpr uint64_t kFlagBusy = 1u << 4;  // one thread migrates, demotes or recycles it
-inline constexpr uint64_t kFlagSeen = 1u << 5;  // an op has named it: it may go cold
-inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed
-inline constexpr uint64_t kFlagDirty = 1u << 7;  // an op announced a write since the copy was made
-inline constexpr uint64_t kFlagAhead = 1u << 8;  // fetched ahead of use and not used since
-inline constexpr uint64_t kUseFlags = kFlagSeen | kFlagKeepResident | kFlagDirty | kFlagAhead;
-inline constexpr uint64_t kStateMask = 0xf;
-inline constexpr uint64_t kOnePin = uint64_t{1} << 32;
-
-class Extent {
+class Extent : public ExtentWord {
  public:
   // Constant while the extent is not Vacant; the backend's heap writes them.
   char* address = nullptr;
@@ -123,23 +102,6 @@ class Extent {
   /// On the cpu: pages behind its address.
   uint64_t held_bytes() const { return bytes + padding_bytes; }
 
-  uint64_t load() const { return word_.load(std::memory_order_acquire); }
-  static ExtentState state_of(uint64_t word) { return static_cast<ExtentState>(word & kStateMask); }
-  static uint64_t pins_of(uint64_t word) { return word >> 32; }
-  ExtentState state() const { return state_of(load()); }
-  bool has(uint64_t flag) const { return (load() & flag) != 0; }
-
-  /// Pins and returns the word as it was: the bytes are usable at once if usable_in(its state).
-  uint64_t pin() { return word_.fetch_add(kOnePin, std::memory_order_acq_rel); }
-  void unpin() { word_.fetch_sub(kOnePin, std::memory_order_release); }
-  static bool usable_in(ExtentState state) {
-    return state == ExtentState::kResident || state == ExtentState::kEvicting;
-  }
-  void set_flags(uint64_t flags) { word_.fetch_or(flags, std::memory_order_relaxed); }
-  /// Whether the extent was fetched ahead of this use; true for one caller only.
-  bool take_ahead() {
-    return (word_.fetch_and(~kFlagAhead, std::memory_order_relaxed) & kFlagAhead) != 0;
-  }
   /// Call before unpin(), so that a thread that sees no pin sees the streams.
   void note_streams(StreamSet streams) {
     if ((used_by.load(std::memory_order_relaxed) & streams) != streams) {
@@ -147,13 +109,6 @@ class Extent {
     }
   }
 
-  /// Blocks until the word differs from `seen`.
-  void wait_while(uint64_t seen) const { word_.wait(seen, std::memory_order_acquire); }
-
-  /// Whether claim_for_eviction() would succeed now.
-  bool may_be_evicted() const { return rests_with(kFlagSeen); }
-  /// Whether it might be evicted if an op had named it.
-  bool is_kept_unseen() const { return rests_with(0); }
   /// A guess, for choosing victims: there is a copy below, and no op announced a write since.
   bool is_presumed_clean() const {
     return has_copy_below.load(std::memory_order_relaxed) && !has(kFlagDirty);
@@ -180,12 +135,6 @@ class Extent {
 
   /// Takes `busy` of a cold extent, whose copy is then written to disk, read from it, or given up.
   bool claim_cold();
-  /// Whether somebody has asked for a claimed extent since: an op, a plan's request, a free.
-  bool is_wanted_since(uint64_t claimed_at) const {
-    const uint64_t word = load();
-    return pins_of(word) > 0 || state_of(word) != ExtentState::kCold ||
-           last_use_at.load(std::memory_order_relaxed) > claimed_at;
-  }
   /// Gives up `busy`. Returns false, and stays busy, if the extent was freed meanwhile; the caller
   /// must then end it.
   bool release_cold();
@@ -207,19 +156,19 @@ class Extent {
  private:
   using enum ExtentState;
 
-  /// Whether it is resident and nobody uses it, with these flags of those that matter to evictions.
-  bool rests_with(uint64_t flags) const {
-    const uint64_t word = load();
-    return state_of(word) == kResident && pins_of(word) == 0 &&
-           (word & (kFlagSeen | kFlagBusy | kFlagKeepResident)) == flags;
-  }
   void call_off_sealing();
   struct Change;
   bool transition(const Change& change);
   /// The same where it cannot be refused; aborts if it is.
   void must(const Change& change);
-
-  std::atomic<uint64_t> word_{0};
 };
+
+/// Whether somebody has asked for an extent since it was claimed (claim_cold()): an op, a plan's
+/// request, a free.
+inline bool is_wanted_since(const Extent& extent, uint64_t claimed_at) {
+  const uint64_t word = extent.load();
+  return Extent::pins_of(word) > 0 || Extent::state_of(word) != ExtentState::kCold ||
+         extent.last_use_at.load(std::memory_order_relaxed) > claimed_at;
+}
 
 }  // namespace tencache

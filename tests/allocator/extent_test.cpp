@@ -333,14 +333,14 @@ TEST(ExtentTest, PinsRequestsAndFreesWantADemotedExtent) {
   lead_to(extent, kCold);
   extent.last_use_at = 100;
   ASSERT_TRUE(extent.claim_cold());
-  EXPECT_FALSE(extent.is_wanted_since(100));
-  EXPECT_TRUE(extent.is_wanted_since(99));
+  EXPECT_FALSE(is_wanted_since(extent, 100));
+  EXPECT_TRUE(is_wanted_since(extent, 99));
   extent.pin();
-  EXPECT_TRUE(extent.is_wanted_since(100));
+  EXPECT_TRUE(is_wanted_since(extent, 100));
   extent.unpin();
-  EXPECT_FALSE(extent.is_wanted_since(100));
+  EXPECT_FALSE(is_wanted_since(extent, 100));
   extent.retire();
-  EXPECT_TRUE(extent.is_wanted_since(100));
+  EXPECT_TRUE(is_wanted_since(extent, 100));
 }
 
 TEST(ExtentTest, StreamsThatUseItAddUp) {

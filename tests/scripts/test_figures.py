@@ -14,6 +14,7 @@ from repository import ROOT, source_files, without_comments
 
 SVG = "{http://www.w3.org/2000/svg}"
 EXTENT = (ROOT / "allocator/memory/extent.h").read_text()
+EXTENT_WORD = (ROOT / "allocator/memory/extent_word.h").read_text()
 Arrow = tuple[str, str, str]
 
 
@@ -41,7 +42,7 @@ def arrows(line: str) -> set[Arrow]:
 
 
 def test_states() -> None:
-    body = re.search(r"enum class ExtentState[^{]*\{(.*?)\}", EXTENT, re.DOTALL)
+    body = re.search(r"enum class ExtentState[^{]*\{(.*?)\}", EXTENT_WORD, re.DOTALL)
     assert body
     states = re.findall(r"\bk(\w+)", body[1])
     assert len(states) > 5

@@ -53,7 +53,7 @@ class HostSpill::Writer final : public PieceObserver {
 
   bool before_submit(size_t segment, uint64_t, char* memory, size_t bytes) override {
     const bool is_called_off = std::ranges::any_of(demotions_, [](const Demotion& demotion) {
-      return demotion.extent->is_wanted_since(demotion.claimed_at);
+      return is_wanted_since(*demotion.extent, demotion.claimed_at);
     });
     if (is_called_off) return false;
     hashers_[segment].append(memory, bytes);
