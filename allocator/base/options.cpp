@@ -8,12 +8,14 @@
 // A new option takes:
 //   1. a member of Options, with its default, and a row here; kRows has one more
 //   2. where the engine obeys it, a member of EngineConfig, CpuDeviceConfig or CudaDeviceConfig,
-//      and the line that passes it on (Runtime::engine_config, cpu_config or gpu_config); where one
-//      part of the engine obeys it, that part's config, which Engine::make_parts fills
+//      and the line that fills it (Runtime::engine_config or cpu_config in abi/runtime.cpp,
+//      gpu_config in abi/runtime_gpus.cpp); Engine::make_parts hands it to the part that obeys
 //   3. where only the machine tells whether a value will do, a check in Runtime::start: on the cuda
 //      backend a GPU is opened long after that
-//   4. its row in docs/options.md (after `make build`, `python -m tencache._options` prints the
-//      table), its case in tests/allocator/options_test.cpp, and a line in CHANGELOG.md
+//   4. in tests/allocator/options_test.cpp the count of rows, a text for it and its bounds; a test
+//      of what it does in the suite of the part that obeys
+//   5. its row in docs/options.md (after `make build`, `.venv/bin/python -m tencache._options`
+//      prints the table), what it does in docs/cpu.md or docs/cuda.md, a line in CHANGELOG.md
 // Flags, keywords, variables and `tencache doctor` follow from the row. What the options of files
 // name, Python reads and writes (python/tencache/_runtime.py), except for the recorded period.
 #include "base/options.h"
@@ -37,7 +39,7 @@ struct Row {
   std::string_view name;     // "device_memory"
   std::string_view kind;     // "bytes" | "path" | "flag" | "choice" | "number"
   std::string_view choices;  // for "choice": "auto|on|off"; else empty
-  std::string_view help;     // one sentence
+  std::string_view help;     // sentences; the last ends in a full stop
   Refusal (*parse)(Options& options, std::string_view text);
   std::string (*format)(const Options& options);
 };

@@ -32,7 +32,8 @@ enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 constexpr double kDefaultArmAt = 0.70;
 constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
 
-/// Parsed, checked values. `nullopt` means "auto": found by probing when the runtime starts.
+/// Parsed, checked values. `nullopt` means "auto", found by probing when the runtime starts; for
+/// chaos_seed it means off.
 struct Options {
   BackendChoice backend = BackendChoice::kAuto;  // backend: auto|cpu|cuda
   std::optional<uint64_t> device_memory_bytes;   // device_memory: budget of the device tier
@@ -76,7 +77,8 @@ Status set_option(Options& options, std::string_view name, std::string_view text
 Status read_environment(Options& options, const std::vector<std::string>& names,
                         const std::function<const char*(const char*)>& get);
 
-/// The option's value as text that set_option accepts; "auto" for an option that was not set.
+/// The option's value as text that set_option accepts; the default's for an option that was not
+/// set.
 std::string option_text(const Options& options, std::string_view name);
 
 /// The text of every option, in the order of the table. Paths come from the program, so they may

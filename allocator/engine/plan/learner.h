@@ -21,7 +21,8 @@
 // A failure to learn or to plan leaves the engine reactive.
 //
 // Threads: one worker does everything, so that planning delays no step; any thread calls nudge()
-// and summary(). mutex_ guards what both sides see and is held only for copies.
+// and summary(). mutex_ guards what both sides see; it is held only while
+// values are assigned, and nothing else is called meanwhile.
 #pragma once
 
 #include <atomic>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HostSpill: the disk below host memory. Where host memory is short, the copies of the coldest
-// extents are demoted: written to slots of the disk tier, their blocks given back.
+// extents are demoted: written to slots of the disk tier, their blocks given back. It also reads
+// slots back (engine/move/slot_reader.h).
 //
 // A demotion of a batch of cold extents
 //   1. claims each (busy; it stays cold). An extent that has a slot already, because it was read
