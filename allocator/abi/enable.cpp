@@ -33,7 +33,8 @@ struct CudaShim {
   bool has_gpu = false;
 };
 
-/// Null if the process has no such library. It is never closed, as torch never leaves a process.
+/// Null if the process has no such library. The library is never closed, as torch never leaves a
+/// process.
 void* loaded_library(const std::string& name) {
   return dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
 }
@@ -87,7 +88,7 @@ Result<TorchVersion> loaded_torch() {
                   "The libtorch of this process does not tell its version, so it is too old for "
                   "tencache. Build the program with a newer one.");
   }
-  // [major][minor][patch], a byte each from the top (torch/headeronly/version.h).
+  // The version is [major][minor][patch], a byte each from the top (torch/headeronly/version.h).
   const uint64_t packed = version();
   const std::string minor = std::to_string(packed >> 56) + "." + std::to_string(packed >> 48 & 255);
   return TorchVersion{minor, minor + "." + std::to_string(packed >> 40 & 255)};

@@ -105,8 +105,8 @@ void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Acc
   }
   void* const stream = stream_of(entry);
   if (stream == TENCACHE_STREAM_PER_THREAD) [[unlikely]] {
-    // Another stream on each thread, so it has no number: only the host can wait, and what the
-    // stream may use stays.
+    // This is another stream on each thread, so it has no number: only the host can wait, and what
+    // the stream may use stays.
     engine.gate().keep_resident(accesses);
     engine.gate().open(op, accesses);
     return;
@@ -145,7 +145,7 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
     void* const stream = stream_of(entry);
-    // open_on() keeps it resident.
+    // open_on() keeps what such a stream uses resident.
     if (stream == TENCACHE_STREAM_PER_THREAD || engine.device().is_capturing(stream)) continue;
     const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);

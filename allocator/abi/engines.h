@@ -56,8 +56,8 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// Sets what tells the stream that a GPU's ops queue their work on; until then, the default
-  /// stream.
+  /// Sets the function that tells on which stream a GPU's ops queue their work. Until then it is
+  /// the default stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
 
   /// Adds an engine. kFailedPrecondition if there are too many.
@@ -81,9 +81,9 @@ class Engines {
   void keep_resident(std::span<const Access> accesses) const;
   std::optional<int> exchange_capture_mode(int mode) const;
   void on_step() const;
-  /// As Engine::expect().
+  /// Calls Engine::expect() of every engine.
   void expect(std::span<const Access> accesses) const;
-  /// As Engine::admit(), of every engine.
+  /// Calls Engine::admit() of every engine, up to the first that refuses.
   Status admit(std::span<const Access> accesses) const;
   /// Null if no engine has an extent with this address.
   Extent* find(const void* address) const;
@@ -100,7 +100,7 @@ class Engines {
   void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
   std::atomic<CurrentStream> current_stream_{nullptr};
-  // Written once, before count_ is raised; the engine is null after its removal.
+  // add() writes an entry before it raises count_; remove() sets the entry's engine to null.
   std::array<EngineEntry, kEnginesMax> entries_;
   std::atomic<size_t> count_{0};
 

@@ -25,12 +25,12 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kNoFile = "off";
 
-// Set once, before exit.
+// report_at_exit() sets both, once.
 pid_t reporting_process = 0;
 std::string* torch_text = nullptr;  // never destroyed
 
-// run.json becomes run.rank1.json where a launcher has started several. Devices and pipes keep
-// their names: all write to them.
+// run.json becomes run.rank1.json where a launcher has started several processes. Devices and pipes
+// keep their names: all processes write to them.
 std::string own_path(const std::string& text) {
   std::filesystem::path path = absolute_path(text);
   const int rank = launch_rank();
@@ -102,7 +102,7 @@ void say_whether_recorded(const Runtime& runtime) {
       shown(path).c_str());
 }
 
-// By how much a budget was exceeded. Each GPU has one; the outer figures are sums.
+// By how much a budget was exceeded. Each GPU has a budget; the outer figures are sums.
 uint64_t excess_bytes(const Json& stats) {
   const auto gpus = stats.find("gpus");
   if (gpus == stats.end() || gpus->empty()) return stats["over_budget"]["peak_bytes"];

@@ -17,11 +17,11 @@
 namespace tencache {
 
 /// Makes the paths of the options stats, trace and record absolute, with the rank in them where
-/// there are several, and tries each. An error for one that could not be written, and for two that
-/// name one file: after hours of training it would be too late. Call before start.
+/// there are several, and tries each. Returns an error for a path that could not be written, and
+/// for two that name one file: after hours of training it would be too late. Call before start.
 Status settle_output_files(Runtime& runtime);
 
-/// Has all this done when the process exits. Call once, after start.
+/// Has the files and the summary written when the process exits. Call once, after start.
 void report_at_exit(const std::string& torch_version);
 
 }  // namespace tencache

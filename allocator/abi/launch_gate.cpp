@@ -17,9 +17,9 @@ constexpr uint32_t kHasPins = uint32_t{1} << 31;
 static_assert(Engines::kEnginesMax < 31);
 
 // Extents that the thread's launch uses and no op has named. They are pinned until the launch is
-// queued, because an op of another thread may name them at this moment. A pointer, set only while
-// there are any: the static block of a thread has no room for more, and threads launch kernels
-// while their thread-locals are destroyed.
+// queued, because an op of another thread may name them at this moment. This is a pointer, set only
+// while there are any: the static block of a thread has no room for more, and threads launch
+// kernels while their thread-locals are destroyed.
 thread_local constinit std::vector<Extent*>* t_pins = nullptr;
 
 void pin_until_queued(Extent* extent) {
@@ -49,7 +49,8 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
   return opened | (t_pins == nullptr ? 0 : kHasPins);
 }
 
-// What the launch needs to know of its stream; asked when the launch first uses memory of this GPU.
+// What the launch needs to know of its stream. find() asks when the launch first uses memory of
+// this GPU.
 struct LaunchGate::Stream {
   Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {}
   void find() {

@@ -4,11 +4,11 @@
 // no op, of CuPy or Numba on a tensor's memory, and copies by the driver's own functions. A
 // preloaded library (guard/) sees each launch before it is queued and asks here.
 //
-// If the thread's open ops have announced all memory of a launch, it costs a look at each address.
-// An extent that no op has ever named does not leave; it also costs a pin until the launch is
-// queued. Any other launch counts as an op: it pins what it uses, waits for what is cold, and is
-// learned, so that a plan brings its tensors in time. We do not know what it does to each tensor,
-// so it counts as a write.
+// If the thread's open ops have announced all memory of a launch, the launch costs a look at each
+// address. An extent that no op has ever named does not leave; such an extent also costs a pin
+// until the launch is queued. Any other launch counts as an op: it pins what it uses, waits for
+// what is cold, and is learned, so that a plan brings its tensors in time. We do not know what it
+// does to each tensor, so it counts as a write.
 //
 // A kernel argument may look like an address without being one, or be stale. Then a tensor is
 // pinned or fetched for nothing. It does no harm if another thread frees the tensor at this moment.
@@ -16,7 +16,7 @@
 // A stream that no op has used gets no number here: numbers are few, and a library may make a
 // stream for a moment. The same holds for a stream of a GPU that is not the thread's current one,
 // and for the per-thread default stream. If a launch there uses an extent without an op, we wait
-// for it on the host, and the extent stays on its GPU until it is freed.
+// for the extent on the host, and it stays on its GPU until it is freed.
 //
 // Threads: any. A launch that counts as an op takes the lock of Engines for its name.
 #pragma once

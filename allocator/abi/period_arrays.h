@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A period that came in through the C ABI as flat arrays: as a checked trace, to plan for a machine
-// that may not exist (abi/plan_json.h), or as a stored period, to follow in this run. No state; any
-// thread.
+// that may not exist (abi/plan_json.h), or as a stored period, to follow in this run. Nothing here
+// keeps state.
+//
+// Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Plans a period that came in through the C ABI: turns the flat arrays into a Trace, plans it for a
-// machine, and writes the plan's figures or timeline as JSON. No state; any thread.
+// machine, and writes the plan's figures or timeline as JSON. Nothing here keeps state.
+//
+// Threads: any.
 #pragma once
 
 #include <string>

@@ -32,7 +32,8 @@ struct CudaDeviceConfig;
 /// tencache_recorded().
 enum class Recorded : int8_t { kFailed = -1, kNothing = 0, kWritten = 1 };
 
-/// As it is where the working directory is gone; what tries the path says so.
+/// The path made absolute. It stays as it is where the working directory is gone; whoever tries the
+/// path says so.
 std::string absolute_path(const std::string& path);
 
 /// The version of this library, "0.1.0".
@@ -87,12 +88,12 @@ class Runtime {
   Recorded recorded() const { return recorded_.load(); }
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
-  /// Stop it before an engine goes.
+  /// Stop the watch before an engine goes.
   Watch& watch() { return watch_; }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Every option's name and its value, as text.
   nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);
-  /// Called for every list op, also in forked children, so it takes no lock.
+  /// Every list op calls this, also in forked children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
  private:

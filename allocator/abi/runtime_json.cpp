@@ -58,7 +58,7 @@ ColdAccesses look_at_cold_extents(Engine& engine, const PageMap* page_map) {
     TouchedPages touched;
     if (page_map == nullptr) continue;
     if (!page_map->scan(listed.address, listed.bytes, &touched).is_ok()) continue;
-    // It was fetched meanwhile, so the scan saw pages of a resident extent.
+    // The extent was fetched meanwhile, so the scan saw pages of a resident one.
     if (listed.extent->state() != ExtentState::kCold) continue;
     found.reads += touched.read_count > 0 ? 1 : 0;
     found.writes += touched.written.empty() ? 0 : 1;
@@ -190,8 +190,8 @@ class Counters {
     for (const Stats* stats : all_) sum += value_of(stats->*counter);
     return sum;
   }
-  // For counters of what every engine is told. An engine that was opened late has missed the
-  // beginning, so the largest count is the full one.
+  // The largest count, for a counter of what every engine is told. An engine that was opened late
+  // has missed the beginning, so the largest count is the full one.
   uint64_t most(Counter Stats::*counter) const {
     uint64_t most = 0;
     for (const Stats* stats : all_) most = std::max(most, value_of(stats->*counter));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI over the runtime. Only converts: names and numbers to values, Status to tencache_error,
-// text to the caller's buffers. Nothing may throw across it.
+// The C ABI over the runtime. It only converts: names and numbers to values, Status to
+// tencache_error, text to the caller's buffers. Nothing may throw across it.
 #include "abi/tencache.h"
 
 #include <algorithm>

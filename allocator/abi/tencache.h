@@ -134,8 +134,8 @@ TENCACHE_API uint32_t tencache_register_op(const char* name);
 
 /* Begins an op on this thread. When this returns, every extent it accesses is resident and pinned,
  * until the matching close. Memory that this thread allocates meanwhile is pinned too, until its
- * outermost op closes. Calls nest, strictly last in, first out. Never fails: it waits, exceeds the
- * budget (counted), or, if bytes are lost, ends the process with a message. */
+ * outermost op closes. Calls nest, strictly last in, first out. The call never fails: it waits,
+ * exceeds the budget (counted), or, if bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
 /* Ends the op that this thread opened last. */
@@ -158,8 +158,8 @@ TENCACHE_API void tencache_unhold(tencache_hold* hold);
  * of Python's can come before a caller would store a result. Up to half of the budget is fetched
  * and stays. What goes beyond, and in a forked child everything, is read through cold mappings, and
  * compared with its hash now and at the end. Bytes that the disk has changed, or does not give, end
- * the process with a message. NULL where nothing of it can be cold; addresses outside extents are
- * ignored. */
+ * the process with a message. *reading is NULL where no extent can be cold; addresses outside
+ * extents are ignored. */
 typedef struct tencache_reading tencache_reading;
 TENCACHE_API void tencache_begin_reading(const void* const* addresses, uint32_t count,
                                          tencache_reading** reading);
@@ -174,16 +174,18 @@ TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32
  * set: no GPU is open, or its driver refuses. */
 TENCACHE_API int tencache_exchange_capture_mode(int mode);
 
-/* The program finished a step (Optimizer.step, except within a backward pass). */
+/* Tells that the program finished a step (Optimizer.step, except within a backward pass). */
 TENCACHE_API void tencache_mark_step(void);
 
 /* ---- What the shim gives the runtime ------------------------------------------------------- */
 
 /* `arm` is called when use passes the attention mark: from then on the gate must be told about ops.
- * It is called once, or once for each GPU, from inside an allocation, with no lock held. Set it
- * before start; if it is NULL nothing is ever evicted. */
+ * It is called once, or once for each GPU, with no lock held: mostly from inside an allocation, but
+ * also when a GPU is opened or tencache_gpu_watch_ops() is called. Set it before start; if it is
+ * NULL nothing is ever evicted. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
-/* The evictor calls `poll` before it looks for victims: time to unhold what has completed. */
+/* The evictor calls `poll` before it looks for victims, so that the program unholds what has
+ * completed. */
 TENCACHE_API void tencache_set_poll_callback(void (*poll)(void));
 /* On the cuda backend: `current_stream` tells the stream on which the calling thread's ops queue
  * their work on that GPU. If it is not set, or returns NULL, that is the default stream. */
@@ -198,16 +200,17 @@ TENCACHE_API uint64_t tencache_chunk_bytes(void);
  * takes the place of the one given before; call with a count of 0 when the op ends, also if it
  * fails. */
 TENCACHE_API void tencache_expect(const tencache_access* accesses, uint32_t count);
-/* The calling thread is about to change in place what it names, and may not stop halfway. While the
- * disk takes nothing and not all of it can be resident at once, that is refused, with *error
- * filled and nothing begun. Else 0, and until tencache_end_in_place() this thread is refused no
- * memory because of the disk. Calls nest. */
+/* The calling thread is about to change these extents in place, and may not stop halfway. While the
+ * disk takes nothing and not all of them can be resident at once, the call refuses, with *error
+ * filled and nothing begun. Else it returns 0, and until tencache_end_in_place() this thread is
+ * refused no memory because of the disk. Calls nest. */
 TENCACHE_API int tencache_begin_in_place(const tencache_access* accesses, uint32_t count,
                                          tencache_error* error);
 TENCACHE_API void tencache_end_in_place(void);
 /* Size of the extent that contains the address; 0 if there is none. */
 TENCACHE_API uint64_t tencache_extent_bytes(const void* address);
-/* Where that extent begins; NULL if there is none. Several small tensors may lie in one. */
+/* Where the extent that contains the address begins; NULL if there is none. Several small tensors
+ * may lie in one extent. */
 TENCACHE_API const void* tencache_extent_begin(const void* address);
 TENCACHE_API int tencache_is_armed(void);
 
@@ -231,8 +234,8 @@ TENCACHE_API void tencache_reset_peak_stats(void);
  * start. It starts the CUDA driver, if there is one, for the rest of the process, so do not call it
  * before a fork. */
 TENCACHE_API size_t tencache_doctor_json(char* buffer, size_t bytes);
-/* What the program calls the extent that contains the address (a parameter's name), for traces. The
- * name ends with the extent; the last one counts. Does nothing for other addresses. */
+/* Notes what the program calls the extent that contains the address (a parameter's name), for
+ * traces. The name ends with the extent; the last one counts. Does nothing for other addresses. */
 TENCACHE_API void tencache_name_extent(const void* address, const char* name);
 /* Writes the recorder's events to `path` as JSON lines (learn/trace_writer.h). The message of an
  * error is a clause without the path, as with the next two. */
@@ -292,23 +295,35 @@ typedef struct tencache_machine {
 #define TENCACHE_PLAN_JSON_BYTES 1024
 
 /* Plans the period for the machine and writes the prediction for one period into `buffer` as JSON:
- * step_ns, step_slower_ns and step_faster_ns (the same plan, with links and disk 20 % slower and
- * faster), compute_ns, bound_step_ns (no schedule can beat it), stall_ns,
- * work_ns (processor time that moving takes from the program; step = compute + stall + work);
- * bytes_read, bytes_written, bytes_dropped (left without a write), bytes_late (those read that
- * ops waited for or found cold); disk_bytes_read and disk_bytes_written, below host memory if there
- * is a disk; over_budget_bytes; and of the period itself peak_bytes and largest_op_bytes, the
- * smallest budget that is never exceeded. Returns 0, or an error code with *error filled. Needs no
- * start. Takes milliseconds for hundreds of ops, seconds for thousands of ops and tensors. Any
- * thread. */
+ *   step_ns                               compute_ns + stall_ns + work_ns
+ *   step_slower_ns, step_faster_ns        the same plan, with links and disk 20 % slower and faster
+ *   compute_ns
+ *   bound_step_ns                         no schedule can beat it
+ *   stall_ns
+ *   work_ns                               processor time that moving takes from the program
+ *   bytes_read, bytes_written
+ *   bytes_dropped                         left without a write
+ *   bytes_late                            those read that ops waited for or found cold
+ *   disk_bytes_read, disk_bytes_written   below host memory, if there is a disk
+ *   over_budget_bytes
+ *   peak_bytes                            of the period itself
+ *   largest_op_bytes                      of the period itself: the smallest budget that is never
+ *                                         exceeded
+ * Returns 0, or an error code with *error filled. Needs no start. Takes milliseconds for hundreds
+ * of ops, seconds for thousands of ops and tensors. Threads: any. */
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 
-/* Plans as tencache_plan() does and writes what happens when, as JSON: step_ns and work_ns; for
- * each op begin_ns, stall_ns (the wait before it), used_bytes (the most on the device from the end
- * of the previous op to its own end) and existing_bytes (wherever they are); and evictions and
- * fetches in the order in which they were requested, each as tensors (their numbers), begin_ns and
- * end_ns. Times count from the beginning of the period; work_ns is part of step_ns and of no other
+/* Plans as tencache_plan() does and writes what happens when, as JSON:
+ *   step_ns, work_ns
+ *   begin_ns             for each op
+ *   stall_ns             for each op: the wait before it
+ *   used_bytes           for each op: the most on the device from the end of the op before to the
+ *                        end of this one
+ *   existing_bytes       for each op: wherever they are
+ *   evictions, fetches   in the order in which they were requested, each as tensors (their
+ *                        numbers), begin_ns and end_ns
+ * Times count from the beginning of the period; work_ns is part of step_ns and of no other
  * time. An eviction that ends as it begins needed no write. A move that was under way when the
  * period began has a begin_ns below 0; one that does not end in this period ends in the next. */
 TENCACHE_API size_t tencache_plan_timeline(const tencache_period* period,

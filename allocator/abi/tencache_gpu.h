@@ -34,13 +34,13 @@ TENCACHE_API tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tenca
  * does not fit even then is refused. Returns 0, or an error code. */
 TENCACHE_API int tencache_gpu_set_fraction(tencache_gpu* gpu, double fraction,
                                            tencache_error* error);
-/* Closes the engine and waits for the GPU. For tests; a program keeps its engines until it ends.
- * REQUIRES: all memory was freed, and no thread uses the engine. */
+/* Closes the engine and waits for the GPU. Only tests call this; a program keeps its engines until
+ * it ends. REQUIRES: all memory was freed, and no thread uses the engine. */
 TENCACHE_API void tencache_gpu_close(tencache_gpu* gpu);
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* The range that holds every address of the engine and no other memory. Constant. */
+/* The range that holds every address of the engine and no other memory. It is constant. */
 TENCACHE_API tencache_arena tencache_gpu_arena(const tencache_gpu* gpu);
 
 /* Allocates device memory that the stream may use at once: a multiple of 512 bytes, contents
@@ -79,8 +79,8 @@ TENCACHE_API uint64_t tencache_gpu_make_pool(tencache_gpu* gpu);
 TENCACHE_API void tencache_gpu_watch_ops(tencache_gpu* gpu);
 TENCACHE_API void* tencache_gpu_allocate_in_pool(tencache_gpu* gpu, uint64_t pool, size_t bytes,
                                                  void* stream, tencache_error* error);
-/* What is in use of the pool now, to which tencache_gpu_restore_pool() puts it back. Never NULL;
- * the caller deletes it. REQUIRES: the pool exists. */
+/* What is in use of the pool now, to which tencache_gpu_restore_pool() puts the pool back. The
+ * result is never NULL; the caller deletes it. REQUIRES: the pool exists. */
 typedef struct tencache_gpu_pool_state tencache_gpu_pool_state;
 TENCACHE_API tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* gpu, uint64_t pool);
 TENCACHE_API void tencache_gpu_delete_pool_state(tencache_gpu_pool_state* state);

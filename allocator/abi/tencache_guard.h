@@ -25,21 +25,21 @@ extern "C" {
 typedef struct tencache_guard_hooks {
   /* The range of memory whose use must pass the gate; 0 bytes while there is none. */
   tencache_arena (*watched)(void);
-  /* Called before this thread queues work in this stream that may use these addresses. An
-   * address may be only a number that looks like one. `name` is that of a kernel or of a driver
-   * function, and lives for ever. A result other than 0 is given to end() once the work is
+  /* The guard calls this before the thread queues work in this stream that may use these addresses.
+   * An address may be only a number that looks like one. `name` is that of a kernel or of a driver
+   * function, and lives for ever. The guard gives a result other than 0 to end() once the work is
    * queued. count > 0. */
   uint32_t (*begin)(const char* name, void* stream, const tencache_access* accesses,
                     uint32_t count);
   void (*end)(uint32_t begun);
-  /* Called when a kernel was launched whose arguments could not be read. */
+  /* The guard calls this when a kernel was launched whose arguments could not be read. */
   void (*on_unreadable)(void);
-  /* Called before this thread destroys the stream. From its return on, the driver is not asked
-   * about the handle. */
+  /* The guard calls this before the thread destroys the stream. After this returns, the driver is
+   * not asked about the handle. */
   void (*on_stream_end)(void* stream);
 } tencache_guard_hooks;
 
-/* Exported by the guard. `hooks` must live for ever. */
+/* The guard exports this. `hooks` must live for ever. */
 typedef void (*tencache_guard_install_function)(const tencache_guard_hooks* hooks);
 TENCACHE_API void tencache_guard_install(const tencache_guard_hooks* hooks);
 /* dlsym() past the guard: finds the driver's own functions, which ask nobody. The core fills its

@@ -31,8 +31,8 @@ typedef struct tencache_pinned tencache_pinned;
 /* The memory lies next to the GPU `ordinal`. NULL with *error filled if there is no such GPU, or no
  * CUDA. */
 TENCACHE_API tencache_pinned* tencache_pinned_open(int ordinal, tencache_error* error);
-/* For tests; a program keeps its memory until it ends. Waits for streams that still use freed
- * memory. REQUIRES: all memory was freed, and no thread uses it. */
+/* Only tests call this; a program keeps its memory until it ends. Waits for streams that still use
+ * freed memory. REQUIRES: all memory was freed, and no thread uses `pinned`. */
 TENCACHE_API void tencache_pinned_close(tencache_pinned* pinned);
 
 /* ---- Memory --------------------------------------------------------------------------------- */
@@ -62,8 +62,8 @@ TENCACHE_API void tencache_pinned_trim(tencache_pinned* pinned);
 TENCACHE_API uint64_t tencache_pinned_make_pool(tencache_pinned* pinned);
 TENCACHE_API void* tencache_pinned_allocate_in_pool(tencache_pinned* pinned, uint64_t pool,
                                                     size_t bytes, tencache_error* error);
-/* REQUIRES: the GPUs are done with memory freed in the pool, and nobody allocates in it any
- * more. */
+/* Drops the pool. REQUIRES: the GPUs are done with memory freed in the pool, and nobody allocates
+ * in it any more. */
 TENCACHE_API void tencache_pinned_drop_pool(tencache_pinned* pinned, uint64_t pool);
 
 /* ---- Figures -------------------------------------------------------------------------------- */

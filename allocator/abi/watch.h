@@ -47,7 +47,7 @@ struct HistorySample {
 
 class Watch {
  public:
-  /// The engines outlive it.
+  /// The engines outlive the watch.
   explicit Watch(const Engines& engines) : engines_(engines) {}
   ~Watch();
   Watch(const Watch&) = delete;
@@ -56,8 +56,8 @@ class Watch {
   /// Starts the thread that samples for the rest of the process. Call once at most. Without a page
   /// `tencache top` does not see the process; without a thread there is no history.
   void start(uint64_t started_ns, int rank);
-  /// Samples no more by itself. Call before an engine goes, which happens in tests alone. One
-  /// thread calls it.
+  /// Ends the thread that samples. Call before an engine goes, which happens in tests alone. One
+  /// thread calls this.
   void stop() TENCACHE_EXCLUDES(mutex_);
   /// Takes a sample now.
   void sample() TENCACHE_EXCLUDES(mutex_);

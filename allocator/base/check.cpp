@@ -2,7 +2,9 @@
 //
 // check_failed() and fatal(): the two ways in which tencache itself ends the process. Both may run
 // inside the allocator, with locks held and the heap in any state, so they format on the stack and
-// write once. abort() leaves a core whose stack shows the place. Any thread.
+// write once. abort() leaves a core whose stack shows the place.
+//
+// Threads: any.
 #include "base/check.h"
 
 #include <atomic>

@@ -15,7 +15,8 @@ namespace tencache {
 /// tier): prints "tencache: fatal: <text>" and aborts.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
-/// Whether one of the two is ending the process. A handler of SIGABRT still runs, and may fork.
+/// Whether check_failed() or fatal() is ending the process. A handler of SIGABRT still runs, and
+/// may fork.
 bool is_ending();
 
 }  // namespace tencache
@@ -28,7 +29,7 @@ bool is_ending();
   } while (false)
 
 #ifdef NDEBUG
-// Compiled, never evaluated: names in a check count as used, and the check cannot rot.
+// The check is compiled and never evaluated: names in it count as used, and it cannot rot.
 #define TENCACHE_DCHECK(condition, ...)                              \
   do {                                                               \
     if (false) TENCACHE_CHECK(condition __VA_OPT__(, ) __VA_ARGS__); \

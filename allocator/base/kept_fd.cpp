@@ -63,9 +63,9 @@ void FileIdentity::end(int fd, const char* what) {
       fd, what, is_open ? ", and now has it for " : "", shown(now.data()).c_str());
 }
 
-// Private, because some file systems refuse shared mappings. Forks do not pass it on: a child that
-// lives long would keep the file's room on the disk, and looks at the number only for the sake of
-// what it has mapped from the file itself.
+// The mapping is private, because some file systems refuse shared ones. Forks do not pass it on: a
+// child that lives long would keep the file's room on the disk, and looks at the number only for
+// the sake of what it has mapped from the file itself.
 FileHold::FileHold(int fd) {
   void* const page = mmap(nullptr, kHeldBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
   if (page == MAP_FAILED) return;

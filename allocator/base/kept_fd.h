@@ -8,10 +8,10 @@
 // A file is known by device and inode number. A file system gives the number to another file once
 // the first is gone, often to the next one that is made. A file without a name may go with its
 // descriptor, so whoever keeps one also keeps a FileHold. What the kernel makes by itself (/proc,
-// userfaultfd, memfds) needs none: it counts those numbers up.
+// userfaultfd, memfds) needs no hold: the kernel counts those numbers up.
 //
-// Numbers 0 to 2 belong to the program even while they are closed: everybody writes to 2. So what
-// is kept has a number above them, and is close-on-exec.
+// Numbers 0 to 2 belong to the program even while they are closed: everybody writes to 2. So a kept
+// descriptor has a number above them, and is close-on-exec.
 //
 // The table can change between a look and the use of the number. Where that could do harm, the
 // caller looks again afterwards, or holds the file by other means than a number.
@@ -41,7 +41,7 @@ class FileIdentity {
   /// False when the number is closed or stands for another file. Where the file system gives no
   /// answer, now or when the identity was taken, the number counts as this file's.
   bool is_of(int fd) const;
-  /// Ends the process unless the number stands for this file. `what` names it in the message.
+  /// Ends the process unless the number stands for this file. `what` names the file in the message.
   void require(int fd, const char* what) const {
     if (!is_of(fd)) end(fd, what);
   }
@@ -54,8 +54,8 @@ class FileIdentity {
   std::optional<Place> place_;
 };
 
-/// Keeps a file from going while its descriptors may be closed, by a page of it that is mapped and
-/// that nobody can read or write. So no other file gets its inode number.
+/// Keeps a file from going while its descriptors may be closed: it maps a page of the file, which
+/// nobody can read or write. So no other file gets its inode number.
 class FileHold {
  public:
   FileHold() = default;
@@ -77,7 +77,7 @@ class KeptFd {
   }
   ~KeptFd() { reset(); }
   KeptFd(KeptFd&& other) noexcept = default;
-  /// What it held goes with `other`.
+  /// The descriptor held before goes with `other`.
   KeptFd& operator=(KeptFd&& other) noexcept {
     std::swap(fd_, other.fd_);
     std::swap(identity_, other.identity_);

@@ -2,7 +2,9 @@
 //
 // The log's level and label, and the one writer of lines to stderr (base/stderr_line.h). The level
 // is a relaxed atomic: it is set once while options are read, and a thread that sees it late only
-// prints one line more or less. Any thread.
+// prints one line more or less.
+//
+// Threads: any.
 #include "base/log.h"
 
 #include <unistd.h>
@@ -21,13 +23,13 @@ namespace {
 
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
 
-// What stands after the library's name; it ends in ": " unless it is empty. Read by
-// signal handlers.
+// What stands after the library's name; it ends in ": " unless it is empty. Signal handlers read
+// it.
 constexpr size_t kLabelBytesMax = 31;
 std::array<char, kLabelBytesMax + 3> g_label = {};
 std::atomic<bool> g_has_label{false};
 
-// By level.
+// What begins a message, by its level.
 constexpr std::array kLevelPrefixes = {"error: ", "warning: ", "", "debug: "};
 
 }  // namespace

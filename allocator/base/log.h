@@ -2,7 +2,9 @@
 //
 // Messages to the user on stderr, one line each, prefixed "tencache: ". A message is formatted into
 // a fixed buffer on the stack and leaves with one write(2), so lines of several threads or ranks do
-// not mix. Nothing here allocates or takes a lock. Any thread.
+// not mix. Nothing here allocates or takes a lock.
+//
+// Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +14,17 @@ namespace tencache {
 
 enum class LogLevel : uint8_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
-/// The most verbose level that is printed. Set once while options are read; default kInfo.
+/// The most verbose level that is printed. It is set once, while options are read; the default is
+/// kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 
 /// Names this process in its messages, where several write to one place: "rank 1" gives "tencache:
-/// rank 1: …". Set once, before other threads of ours run; a forked child keeps it. Cut to 31
-/// bytes.
+/// rank 1: …". Call once, before other threads of ours run; a forked child keeps the label. A label
+/// is cut to 31 bytes.
 void set_log_label(std::string_view label);
-/// What stands between "tencache: " and a message: "rank 1: ", or "". For signal handlers, too.
+/// What stands between "tencache: " and a message: "rank 1: ", or "". Signal handlers may call
+/// this, too.
 const char* log_label();
 
 /// Prints nothing when `level` is above log_level(). Text beyond 2000 bytes is cut.

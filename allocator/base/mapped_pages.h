@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MappedPages: owns pages and unmaps them once, in the process that has mapped them. A forked child
-// may have the object and not the pages, and other memory in their place. Not thread-safe.
+// may have the object and not the pages, and other memory in their place. The class is not
+// thread-safe.
 #pragma once
 
 #include <sys/mman.h>

@@ -16,8 +16,9 @@
 //      of what it does in the suite of the part that obeys
 //   5. its row in docs/options.md (after `make build`, `.venv/bin/python -m tencache._options`
 //      prints the table), what it does in docs/cpu.md or docs/cuda.md, a line in CHANGELOG.md
-// Flags, keywords, variables and `tencache doctor` follow from the row. What the options of files
-// name, Python reads and writes (python/tencache/_runtime.py), except for the recorded period.
+// Flags, keywords, variables and `tencache doctor` follow from the row. In a Python program, Python
+// reads and writes the files that options name (python/tencache/_runtime.py), except for the
+// recorded period; in a C++ program, abi/exit_report.cpp writes them.
 #include "base/options.h"
 
 #include <algorithm>
@@ -112,7 +113,7 @@ Refusal parse_share(std::string_view text, bool zero_allowed, double& value) {
   double number = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, number);
-  // Written so that "nan" is refused too.
+  // The comparison is written so that it refuses "nan", too.
   const bool in_range = zero_allowed ? number >= 0 && number <= 1 : number > 0 && number <= 1;
   if (error != std::errc() || rest != end || !in_range) {
     return zero_allowed ? "It must be a number from 0 to 1." : "It must be above 0 and at most 1.";
@@ -387,8 +388,8 @@ WordCounts count_words(std::string_view known, std::string_view asked) {
   return counts;
 }
 
-/// What may have been meant: names with all words of the asked one ("memory" is of host_memory);
-/// else the one that is spelled almost like it; else names with some of its words.
+/// The names that may have been meant: those with all words of the asked one ("memory" is of
+/// host_memory); else the one that is spelled almost like it; else those with some of its words.
 std::vector<std::string_view> similar_names(std::string_view name) {
   std::vector<std::string_view> with_all;
   std::vector<std::string_view> with_some;

@@ -28,7 +28,7 @@ enum class Choice : uint8_t { kAuto, kOn, kOff };
 /// Where the tensors are that move. The host program, which knows of GPUs, settles `auto`.
 enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
-// These are also the defaults of engines that are opened without options, as suites do.
+// These two are also the defaults of engines that are opened without options, as suites do.
 constexpr double kDefaultArmAt = 0.70;
 constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
 

@@ -19,7 +19,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace tencache {
 
-/// While it lives, reads of this thread are not compared with writes of other threads.
+/// A scope in which reads of this thread are not compared with writes of other threads.
 class RacyReads {
  public:
   RacyReads() {
@@ -32,7 +32,7 @@ class RacyReads {
   RacyReads& operator=(const RacyReads&) = delete;
 };
 
-/// While it lives, mapping done by this thread does not count as writing.
+/// A scope in which mapping done by this thread does not count as writing.
 class UnchangedByMapping {
  public:
   UnchangedByMapping() {

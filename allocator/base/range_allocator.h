@@ -3,11 +3,13 @@
 // RangeAllocator: hands out ranges of a one-dimensional space (file offsets of slots, granules of
 // the address arena, blocks of host memory). It takes the best fit, the lowest offset among equals,
 // and coalesces neighbours at once, so that the space neither grows nor fragments without need. A
-// border separates ranges that are neighbours by number only. Not thread-safe: the owner locks.
+// border separates ranges that are neighbours by number only. It is not thread-safe: the owner
+// locks.
 //
-// Invariants: 1. free ranges are disjoint, never adjacent, never empty. 2. free + used + borders +
-// retired == limit(). 3. no range crosses a border, which is one unit that is neither free nor
-// used.
+// Invariants
+// 1. Free ranges are disjoint, never adjacent, never empty.
+// 2. free + used + borders + retired == limit().
+// 3. No range crosses a border, which is one unit that is neither free nor used.
 #pragma once
 
 #include <cstddef>
@@ -33,8 +35,8 @@ class RangeAllocator {
   std::optional<uint64_t> best_fit(uint64_t length) const;
   /// Takes exactly this range, which is free, wherever it lies in a longer one.
   void take(uint64_t offset, uint64_t length);
-  /// The free ranges of at least this many units, as offset and length: the tightest, in that
-  /// order.
+  /// The tightest `count_max` free ranges of at least this many units, as offset and length, the
+  /// tightest first.
   std::vector<std::pair<uint64_t, uint64_t>> best_fits(uint64_t length, size_t count_max) const;
 
   /// Returns a range that allocate() gave, or a part of one. Freeing what is not in use aborts.
@@ -47,10 +49,10 @@ class RangeAllocator {
   /// border. REQUIRES: length > 0.
   uint64_t grow_behind_border(uint64_t length);
 
-  /// Whether a free range begins and ends there.
+  /// Whether a free range begins at `offset` and has this length.
   bool is_free_range(uint64_t offset, uint64_t length) const;
   /// Takes exactly this free range out of the space for good. Returns false, and changes nothing,
-  /// unless a free range begins and ends there.
+  /// unless is_free_range() holds for it.
   bool retire(uint64_t offset, uint64_t length);
 
   uint64_t limit() const { return limit_; }

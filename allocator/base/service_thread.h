@@ -14,7 +14,7 @@
 
 namespace tencache {
 
-/// While it lives, blocks the signals that the program handles on its own threads. Threads started
+/// A scope that blocks the signals which the program handles on its own threads. Threads started
 /// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
 class SignalsBlocked {
  public:

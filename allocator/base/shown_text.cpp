@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Bytes beyond ASCII stay as they are: most are letters in UTF-8. A text is never cut within such a
-// letter. No state; any thread.
+// letter. Nothing here keeps state.
+//
+// Threads: any.
 #include "base/shown_text.h"
 
 #include <cstdio>

@@ -2,7 +2,7 @@
 //
 // Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
 // is exact, but a snapshot of several is not of one moment. Units: bytes and nanoseconds (seconds
-// in the JSON). Any thread writes; the device owns them; nothing resets them but the peaks.
+// in the JSON). Any thread writes them; the device owns them; only the peaks are ever reset.
 #pragma once
 
 #include <atomic>

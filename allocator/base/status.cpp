@@ -2,7 +2,9 @@
 //
 // The one place where an errno of the kernel becomes a StatusCode. The mapping follows from what
 // the caller can do: no space means free some, unavailable means use another facility, invalid
-// argument means a value from outside was wrong. No state; any thread.
+// argument means a value from outside was wrong. Nothing here keeps state.
+//
+// Threads: any.
 #include "base/status.h"
 
 #include <cerrno>

@@ -3,7 +3,9 @@
 // StderrLine: one line of text in a fixed buffer on the stack. It leaves with one write(2) to file
 // descriptor 2, so lines of several threads or processes do not mix. It takes no lock and allocates
 // nothing, because failed checks inside the allocator use it too. Text that does not fit is cut and
-// ends in "...". One thread.
+// ends in "...".
+//
+// Threads: one.
 #pragma once
 
 #include <cstdarg>

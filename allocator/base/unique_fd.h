@@ -2,7 +2,7 @@
 //
 // UniqueFd: owns one file descriptor and closes it once. It ignores the result of close(), because
 // a failed close loses nothing here: no descriptor it holds has data that only close would write.
-// Not thread-safe.
+// The class is not thread-safe.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +17,7 @@ class UniqueFd {
   explicit UniqueFd(int fd) : fd_(fd) {}
   ~UniqueFd() { reset(); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
-  /// What it held goes with `other`.
+  /// The descriptor held before goes with `other`.
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     std::swap(fd_, other.fd_);
     return *this;

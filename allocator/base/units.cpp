@@ -2,7 +2,9 @@
 //
 // Text to bytes and back. Whole numbers are exact up to 2^64-1; a fraction is rounded down to whole
 // bytes. Anything but a plain decimal number and a known unit is refused: a misread budget would be
-// worse than an error. No state; any thread.
+// worse than an error. Nothing here keeps state.
+//
+// Threads: any.
 #include "base/units.h"
 
 #include <algorithm>
@@ -65,7 +67,8 @@ double unit_of_time(std::string_view name) {
   return lower == "min" ? 60e9 : 0;
 }
 
-/// Whether a unit is one of bits, as Mb and Gib are. In mb nothing tells bits from bytes: bytes.
+/// Whether a unit is one of bits, as Mb and Gib are. In mb nothing tells bits from bytes, so it
+/// counts as bytes.
 bool counts_bits(std::string_view name) {
   constexpr std::string_view kPrefixes = "KMGT";
   return (name.size() == 2 || (name.size() == 3 && name[1] == 'i')) && name.back() == 'b' &&

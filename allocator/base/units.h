@@ -24,14 +24,14 @@ constexpr uint64_t round_up(uint64_t bytes, uint64_t multiple) {
 
 /// Parses "1.5GiB", "512 MiB", "2GB", "1048576", "8g". KiB/MiB/GiB/TiB and the bare letters k, m,
 /// g, t are powers of 1024; kB/MB/GB/TB are powers of 1000; no unit means bytes. Case does not
-/// matter, but for "Mb" and the like, which count bits. That, and negative, empty, unknown or
-/// overflowing text, is kInvalidArgument with the text in the message.
+/// matter, but for "Mb" and the like, which count bits. Such a unit, and negative, empty, unknown
+/// or overflowing text, is kInvalidArgument with the text in the message.
 Result<uint64_t> parse_bytes(std::string_view text);
 
 /// "1.50 GiB", "640 MiB", "12 B": powers of 1024, three significant digits.
 std::string format_bytes(uint64_t bytes);
 
-/// Parses "30", "30s", "1.5s", "250ms", "5min"; a number alone means seconds. Nanoseconds;
+/// Parses "30", "30s", "1.5s", "250ms", "5min"; a number alone means seconds. Returns nanoseconds;
 /// negative, empty or unknown text is kInvalidArgument with the text in the message.
 Result<uint64_t> parse_seconds(std::string_view text);
 

@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-// The newest device's table and its spill directory, read inside signal handlers.
+// The newest device's table and its spill directory. Signal handlers read both.
 std::atomic<const ExtentTable*> g_table{nullptr};
 std::atomic<const char*> g_directory{nullptr};
 
@@ -31,7 +31,8 @@ FaultVerdict judge_fault(const void* address) {
   }
 }
 
-// An extent that is being fetched, or freed, may lose its slot meanwhile; the message is then off.
+// An extent that is being fetched, or freed, may lose its slot meanwhile; the message is then
+// wrong.
 bool find_lost_page(const void* address, LostPage* page) {
   const ExtentTable* table = g_table.load(std::memory_order_acquire);
   const char* directory = g_directory.load(std::memory_order_acquire);

@@ -44,8 +44,8 @@ struct CudaDeviceConfig {
   HeapConfig heap;
   std::optional<HostTierConfig> host;  // none: nothing ever goes cold. Node and pinner are set here
   std::optional<DiskTierConfig> disk;  // below the host; none: what finds no room there stays
-  /// Share of the host's budget that is kept free by writing to disk in time; 0: it is written when
-  /// the room is needed.
+  /// Share of the host's budget that is kept free by writing to disk in time; 0: the disk is
+  /// written to when the room is needed.
   double host_headroom = kHostHeadroomShare;
   uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured
@@ -58,7 +58,7 @@ class CudaDevice final : public Device {
   /// `driver` outlives the device.
   static Result<std::unique_ptr<CudaDevice>> open(const DriverApi& driver,
                                                   const CudaDeviceConfig& config);
-  /// REQUIRES: no thread uses it any more. Waits for the device.
+  /// REQUIRES: no thread uses the device any more. Waits for the GPU.
   ~CudaDevice() override;
 
   CudaHeap& heap() override { return *heap_; }
@@ -95,7 +95,8 @@ class CudaDevice final : public Device {
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, CUstream stream) {
     return heap_->allocate_private(pool, bytes, streams_->set_of(stream));
   }
-  /// The stream uses the memory too, which must not be used again before it is done with it.
+  /// Notes that the stream uses the memory too, which must not be used again before the stream is
+  /// done with it.
   void record_stream(const void* address, CUstream stream) {
     heap_->note_use(address, streams_->set_of(stream));
   }

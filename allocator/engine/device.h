@@ -41,7 +41,7 @@ class Device {
   virtual HostTier* host() { return nullptr; }
   virtual DiskTier* disk() = 0;
 
-  /// Memory that the stream may use at once; without streams, that anybody may.
+  /// Allocates memory that the stream may use at once; without streams, anybody may.
   virtual Result<Allocation> allocate(uint64_t bytes, void* stream) = 0;
   virtual void free(void* address) = 0;
 
@@ -52,7 +52,7 @@ class Device {
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
-  /// The same for a stream that an op has used before; none for any other.
+  /// The set of a stream that an op has used before; none for any other stream.
   virtual StreamSet find_set_of(void* /*stream*/) { return kNoStreams; }
   /// Whether streams that the calling thread names belong to this device.
   virtual bool is_current() { return true; }
@@ -63,9 +63,10 @@ class Device {
   virtual std::optional<int> exchange_capture_mode(int /*mode*/) { return std::nullopt; }
 
   /// Whether the device still takes work; a failure is for good, and what fails later fails by it.
-  /// kUnavailable where it cannot be asked now.
+  /// kUnavailable where the device cannot be asked now.
   virtual Status status() { return Status::ok(); }
-  /// Measures what plans count with. Once, with the engine in place, before the program uses it.
+  /// Measures what plans count with. Call once, with the engine in place, before the program uses
+  /// it.
   virtual Status measure() { return Status::ok(); }
 
   /// Call before fork(). Nothing moves until after_fork_in_parent(). On cuda there is nothing to

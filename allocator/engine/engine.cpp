@@ -28,7 +28,7 @@ Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
   std::unique_ptr<Engine> engine(new Engine(std::move(config), std::move(device)));
   engine->make_parts();  // threads may throw; the destructor then takes it off the list
   TENCACHE_RETURN_IF_ERROR(engine->device().measure());
-  // It plans a stored period, now that the speeds are known.
+  // The learner plans a stored period, now that the speeds are known.
   if (engine->learner() != nullptr && engine->config_.stored_period != nullptr) {
     engine->learner()->nudge();
   }
@@ -175,7 +175,7 @@ void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
     engine->device().before_fork();
     add(engine->stats().forks, 1);
   }
-  // Only now, so that other threads go on as long as this one waits for moves.
+  // This lock comes last, so that other threads go on as long as this one waits for moves.
   g_fork_mutex.lock();
 }
 

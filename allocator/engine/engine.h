@@ -42,7 +42,8 @@ struct EngineConfig {
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // learn what repeats and move by plan; else by last use alone
   DiskPatienceConfig disk_patience;
-  /// With plans: of an earlier run, to be followed from the first step; null: there is none.
+  /// With plans: the period of an earlier run, which is followed from the first step; null: there
+  /// is none.
   std::shared_ptr<const Period> stored_period = {};
   EngineHooks hooks;
 };
@@ -58,7 +59,7 @@ class Engine final : private PlanSink {
   /// The lock that is held while a fork copies the process: what it guards is whole in a child.
   static Mutex& fork_mutex();
 
-  /// As Device::allocate().
+  /// Does what Device::allocate() does, and tells the gate.
   Result<void*> allocate(uint64_t bytes, void* stream = nullptr) {
     const Result<Allocation> allocation = device_->allocate(bytes, stream);
     if (!allocation.is_ok()) return allocation.status();
@@ -73,15 +74,15 @@ class Engine final : private PlanSink {
     }
     device_->free(address);
   }
-  /// gate().open() for an op that queues its work in this stream.
+  /// Calls gate().open() for an op that queues its work in this stream.
   void open_op(uint32_t op, std::span<const Access> accesses, void* stream) {
     gate_->open(op, accesses, device_->set_of(stream));
   }
 
-  /// The calling thread is about to name these, op by op, in this order: the chunks of one call. An
-  /// empty sequence takes back its last one.
+  /// The calling thread is about to name these extents, op by op, in this order: the chunks of one
+  /// call. An empty sequence takes back the thread's last one.
   void expect(std::span<const Access> accesses);
-  /// As Heap::admit().
+  /// Calls Heap::admit() where that may wait or refuse.
   Status admit(std::span<const Access> accesses);
 
   Device& device() { return *device_; }
@@ -89,7 +90,7 @@ class Engine final : private PlanSink {
   Mover* mover() const { return parts_.mover; }
   Budget& budget() { return device_->budget(); }
   Stats& stats() { return device_->stats(); }
-  /// With what the device has waited for until now. Calls the driver.
+  /// The stats, with what the device has waited for until now. Calls the driver.
   const Stats& settled_stats() {
     gate_->settle_waits();
     return stats();
@@ -140,7 +141,8 @@ class Engine final : private PlanSink {
   Parts parts_;
   std::unique_ptr<Chaos> chaos_;
   std::unique_ptr<MachineMeter> machine_;
-  // Their threads use what stands above them.
+  // The threads of the members below use members above them. Destruction runs from the bottom up,
+  // so each thread ends before those members do.
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<UpcomingUses> upcoming_;

@@ -6,7 +6,7 @@
 // cursor, upcoming, neighbours, learner and machine where nothing is planned; no timers where the
 // host's clock tells an op's time.
 //
-// EngineHooks: what an engine asks of the process around it. Each may be empty.
+// EngineHooks: what an engine asks of the process around it. Each hook may be empty.
 //
 // Threads: any may read.
 #pragma once
@@ -33,13 +33,13 @@ struct LearnedPlan;
 struct Stats;
 
 struct EngineHooks {
-  /// Called once, from an allocating thread, with no lock held.
+  /// The thread that arms calls this once, with no lock held; it is mostly one that allocates.
   std::function<void()> on_arm;
-  /// Called often, from the evictor: pins that outlived their op may be released now.
+  /// The evictor and chaos mode call this often: pins that outlived their op may be released now.
   std::function<void()> before_pass;
-  /// Called once, from the evictor.
+  /// The evictor calls this once.
   std::function<void()> on_first_spill;
-  /// Called for every plan, from the learner.
+  /// The learner calls this for every plan but that of a stored period.
   std::function<void(const LearnedPlan&)> on_learned_plan;
 };
 

@@ -7,7 +7,7 @@
 // before and after. Bytes that the disk has changed end the process, before anybody believes that
 // the checkpoint is written.
 //
-// In a forked child nothing can be fetched, so there all of it is read through mappings.
+// In a forked child nothing can be fetched, so everything is read through mappings there.
 //
 // Readings are no ops: nothing is learned from them.
 //

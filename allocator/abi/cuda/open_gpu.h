@@ -25,14 +25,15 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// For suites that also bring the configurations. The driver table must outlive the engine.
+/// Suites that also bring the configurations call this. The driver table must outlive the engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
                                EngineConfig engine_config = {});
 
-/// As tencache_gpu_set_fraction().
+/// Does what tencache_gpu_set_fraction() does.
 Status set_fraction(tencache_gpu& gpu, double fraction);
 
-/// As tencache_open_gpu(). Without NVRTC there are no hashes, and every eviction copies.
+/// Does what tencache_open_gpu() does. Without NVRTC there are no hashes, and every eviction
+/// copies.
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
                                           const std::optional<NvrtcApi>& nvrtc = std::nullopt);
 

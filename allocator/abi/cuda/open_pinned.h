@@ -18,7 +18,7 @@ struct tencache_pinned {
 
 namespace tencache {
 
-/// As tencache_pinned_open(), with a budget. The table must outlive the memory.
+/// Does what tencache_pinned_open() does, with a budget. The table must outlive the memory.
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config);
 
 }  // namespace tencache

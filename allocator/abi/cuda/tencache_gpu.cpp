@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for GPUs over an engine and its CudaDevice. Conversions only; nothing may throw across
+// The C ABI for GPUs over an engine and its CudaDevice. It only converts; nothing may throw across
 // it.
 #include "abi/tencache_gpu.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for pinned memory over PinnedMemory. Conversions only; nothing may throw across it.
+// The C ABI for pinned memory over PinnedMemory. It only converts; nothing may throw across it.
 #include "abi/tencache_pinned.h"
 
 #include <algorithm>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceWaits: measures how long a device stood still for want of bytes or room, and which fetches
-// came too late for it. On a GPU the threads that queue ops run ahead of the device and may wait
-// while it computes, so their clocks say nothing. A wait is therefore measured by two events in the
-// op's stream: one recorded before the thread waits, one behind everything that the stream itself
-// was made to wait for. The time between them is the device's wait. Where an op waits for several
-// fetches, each is such a part, because only the last one or two may have come too late. Where
-// there are no such events (the cpu backend, an op of several streams, a stream that captures a
-// graph) the device is taken to wait as long as the thread does.
+// came too late for the device. On a GPU the threads that queue ops run ahead of the device and may
+// wait while it computes, so their clocks say nothing. A wait is therefore measured by two events
+// in the op's stream: one recorded before the thread waits, one behind everything that the stream
+// itself was made to wait for. The time between them is the device's wait. Where an op waits for
+// several fetches, the wait for each is a part of its own, because only the last one or two may
+// have come too late. Where there are no such events (the cpu backend, an op of several streams, a
+// stream that captures a graph) the device is taken to wait as long as the thread does.
 //
 // Threads: one thread begins and ends a wait; any thread calls settle(). mutex_ is a leaf, held
 // only for bookkeeping.
@@ -25,7 +25,7 @@ namespace tencache {
 
 class DeviceWaits {
  public:
-  /// One wait of one thread: the part that has begun.
+  /// One wait of one thread, or the part of it that has begun.
   struct Wait final : OpWait {
     void begin_part() override { waits->begin_part(this); }
     void add(const LateFetches& more) override {
@@ -60,8 +60,8 @@ class DeviceWaits {
   Stats& stats_;
   Mutex mutex_;
   uint64_t begun_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  // By the number of the wait: the fetches that its verdict decides. Waits without any have no
-  // entry.
+  // The fetches that a wait's verdict decides, by the number of the wait. A wait without fetches
+  // has no entry.
   std::unordered_map<uint64_t, LateFetches> undecided_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -32,7 +32,7 @@ class EventTimer final : public OpTimer {
   /// Two events with nothing between them lie some microseconds apart on a GPU.
   static constexpr uint64_t kResolutionNs = 10'000;
 
-  /// Both outlive the timer.
+  /// `gpu` and `streams` outlive the timer.
   EventTimer(const Gpu& gpu, StreamNumbers& streams, uint64_t resolution_ns = kResolutionNs)
       : gpu_(gpu), streams_(streams), resolution_ns_(resolution_ns) {}
   /// REQUIRES: no thread uses the timer any more. Unfinished spans are lost.

@@ -59,8 +59,8 @@ struct Gate::ThreadOps {
   std::vector<Extent*> slabs;       // of the op that is being opened
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
-  // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count at its
-  // making.
+  // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count when the
+  // copy was made.
   std::vector<const Extent*> sorted_pins;
   uint64_t sorted_at_events = 0;
   uint64_t events_told = 0;  // the ring's event count when the learner was last nudged
@@ -262,7 +262,8 @@ TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamS
   for (size_t index = first_pin; index < thread.pins.size(); ++index) {
     Extent* extent = thread.pins[index];
     if (!Extent::usable_in(extent->state())) {
-      // Once, however many views the op names: a fetch is counted for each in the list.
+      // An extent is listed once, however many views the op names: a fetch is counted for each in
+      // the list.
       if (std::ranges::find(missing, extent) == missing.end()) missing.push_back(extent);
     } else if (extent->has(kFlagAhead)) {
       note_early(extent);  // it has landed since it was pinned
@@ -281,8 +282,8 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   Wait wait = begin_wait(streams);
   if (prefetcher_ != nullptr) {
-    // A plan may have requested them, in its order. They then arrive as late as the device needs
-    // them.
+    // A plan may have requested these extents, in its order. They then arrive as late as the device
+    // needs them.
     mover_->wait_while_ahead(streams, [&] { return prefetcher_->has_requests_for(missing); });
   }
   mover_->fetch(missing, streams, &wait.device_wait);
@@ -315,7 +316,8 @@ void Gate::close() {
   timing_.on_close(thread.timing, thread.open_ops.size() + 1);
   unpin_down_to(thread.pins, closed.pin_count_before, now);
   thread.record(EventKind::kOpEnd, now, closed.op, nullptr);
-  // Inside an op that opens very many others, too: they would fill the ring before it closes.
+  // The learner is told inside an op that opens very many others, too: they would fill the ring
+  // before that op closes.
   if (thread.ring->count() - thread.events_told >= kEventsPerTelling) [[unlikely]] {
     thread.events_told = thread.ring->count();
     if (learner_ != nullptr) learner_->nudge();

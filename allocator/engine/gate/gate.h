@@ -66,7 +66,7 @@ class Gate {
   /// How many gates may exist at once.
   static constexpr size_t kGatesMax = 128;
 
-  /// Uses all parts but the gate itself; they must exist by now.
+  /// Uses all parts but the gate itself; those parts must exist by now.
   explicit Gate(const Parts& parts);
   ~Gate();
 
@@ -77,13 +77,13 @@ class Gate {
 
   /// Call on every allocation and free of this thread.
   void on_allocate(Extent* extent);
-  /// The same for a block of a slab, which may be cold. A slab itself lives for as long as anybody
-  /// can tell, so neither its allocation nor its free is an event.
+  /// Call on every allocation of a block of a slab, which may be cold. A slab itself lives for as
+  /// long as anybody can tell, so neither its allocation nor its free is an event.
   void on_allocate_block(Extent* slab);
   void on_free(const Extent* extent);
   void on_step();
   /// Call before and after the calling thread makes or waits for room that work in `streams` will
-  /// fill. A wait within another one belongs to it.
+  /// fill. A wait within another one belongs to the outer one.
   void begin_wait_for_room(StreamSet streams);
   void end_wait_for_room();
   /// Counts what the device has waited since the last call (engine/gate/device_waits.h). Calls the
@@ -108,7 +108,7 @@ class Gate {
   /// The innermost op that is open on this thread; "" when there is none.
   std::string current_op() const;
 
-  /// For a forked child: from now on every call returns at once.
+  /// A forked child calls this: from now on every call returns at once.
   void become_passive();
 
  private:
@@ -137,7 +137,7 @@ class Gate {
   static void note_seen(Extent* extent, uint64_t now);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now);
 
-  // Constant after construction.
+  // Nothing replaces these after construction.
   Heap& heap_;
   Mover* const mover_;
   PlanCursor* const cursor_;

@@ -20,7 +20,7 @@ namespace tencache {
 
 class OpSampling {
  public:
-  /// Asked at every tick, with the time at which the tick begins.
+  /// Whether a tick is to be timed. Call at every tick, with the time at which it begins.
   bool wants(uint64_t digest, uint64_t now) {
     const auto earned = static_cast<int64_t>((now - asked_at_) / kSharePart);
     asked_at_ = now;

@@ -35,7 +35,8 @@ class OpTimer {
   /// Starts a span of that op, to which all work belongs that the stream is given from now on. Null
   /// where the moment cannot be noted, and for several streams or none.
   virtual Span* begin(const Span& of) = 0;
-  /// Ends the span here. May be called again to extend it. False: drop the span.
+  /// Ends the span here; a further call extends it. Where this returns false, the caller drops the
+  /// span.
   virtual bool end(Span& span) = 0;
   /// REQUIRES: the span has ended.
   virtual void finish(Span* span) = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// OpTiming: between which moments of its stream a tick is timed (engine/gate/op_timer.h).
+// OpTiming: settles between which moments of its stream a tick is timed (engine/gate/op_timer.h).
 //
 // A tick's time begins once all that it waits for is queued, and ends where the next tick begins,
 // whichever thread runs that one. So ops without extents belong to the tick before them. While its

@@ -40,8 +40,8 @@ class MigrationPermit {
   MigrationPermit(const MigrationPermit&) = delete;
   MigrationPermit& operator=(const MigrationPermit&) = delete;
 
-  /// Whether a fork waits for it. A thread that moves much asks now and then, and renews its permit
-  /// when nothing of what it moves is under way.
+  /// Whether a fork waits for the permit. A thread that moves much asks now and then, and renews
+  /// its permit when nothing of what it moves is under way.
   bool is_awaited() const { return latch_.is_closed(); }
   void renew() {
     latch_.leave();

@@ -45,12 +45,12 @@ class OpWait {
   virtual ~OpWait() = default;
   /// Begins a new part, unless nothing was late in the current one.
   virtual void begin_part() = 0;
-  /// These belong to the current part.
+  /// Adds late fetches to the current part.
   virtual void add(const LateFetches& late) = 0;
 };
 
-/// What the ledger records of an eviction. Copied before the extent becomes cold, because any
-/// thread may free it afterwards.
+/// What the ledger records of an eviction. The evicting thread copies it before the extent becomes
+/// cold, because any thread may free the extent afterwards.
 struct Departure {
   Departure(const Extent& extent, uint64_t claimed_at, bool copied)
       : extent_id(extent.id.load(std::memory_order_relaxed)),
@@ -72,10 +72,10 @@ class MoveLedger {
   MoveLedger(const MoveLedger&) = delete;
   MoveLedger& operator=(const MoveLedger&) = delete;
 
-  /// An op asks for an extent whose bytes are there: a fetch ahead of use came early. The first op
-  /// that asks decides.
+  /// Call when an op asks for an extent whose bytes are there: a fetch ahead of use came early. The
+  /// first op that asks decides.
   void count_early(Extent* extent);
-  /// An op asks for an extent whose bytes are still under way.
+  /// Call when an op asks for an extent whose bytes are still under way.
   static void note_late(Extent* extent, LateFetches* late);
   void count_departure(const Departure& departure, EvictionResult* result);
   /// Notes a move that ends now, for the trace.
@@ -107,7 +107,7 @@ class MoveLedger {
   std::atomic<bool> has_warned_{false};
 };
 
-/// As long as it lives, an op waits for a fetch, or an allocation for room.
+/// A scope in which an op waits for a fetch, or an allocation for room.
 class Demand {
  public:
   explicit Demand(MoveLedger& ledger) : ledger_(ledger) { ledger_.begin_demand(); }

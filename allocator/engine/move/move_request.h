@@ -37,9 +37,10 @@ struct MoveRequest {
   uint64_t given_at = 0;                          // of the recorder's clock
   std::shared_ptr<const QueuedWork> queued = {};  // null where nothing is, or it is not known
 
-  /// A guess as long as nobody has claimed the extent; moving another one instead does no harm.
+  /// The answer is a guess as long as nobody has claimed the extent; moving another one instead
+  /// does no harm.
   bool is_current() const { return extent->id == extent_id; }
-  /// Whether it was used, or wanted back, since the request was made.
+  /// Whether the extent was used, or wanted back, since the request was made.
   bool is_outdated() const {
     return extent->last_use_at.load(std::memory_order_relaxed) > given_at;
   }
@@ -55,7 +56,7 @@ class RequestSource {
   virtual void put_back(const MoveRequest& request) = 0;
 };
 
-/// Before a fetch claims an extent: a sealed one becomes cold, or resident again, in a moment.
+/// Call before a fetch claims an extent: a sealed one becomes cold, or resident again, in a moment.
 inline void wait_while_sealing(const Extent& extent) {
   for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
        word = extent.load()) {
@@ -63,8 +64,8 @@ inline void wait_while_sealing(const Extent& extent) {
   }
 }
 
-/// Whether `a` is to leave before `b`: the one needed later, and of two needed at the same time the
-/// one used longest ago.
+/// Whether `a` is to leave before `b`: the one needed later leaves first, and of two needed at the
+/// same time the one used longest ago.
 template <typename Candidate>
 bool leaves_before(const Candidate& a, const Candidate& b) {
   if (a.ticks_to_next_use != b.ticks_to_next_use) return a.ticks_to_next_use > b.ticks_to_next_use;

@@ -24,7 +24,8 @@ void Mover::evict_requested(EvictionSource& source) {
         [](const MoveRequest& request) { return request.extent->is_presumed_clean(); });
     for (auto request = requests.begin(); request != requests.end(); ++request) {
       if (request == first_to_write || part_bytes + request->bytes > bytes_at_once()) evict_part();
-      // Looked at after the write of the part before it: it may have been requested back meanwhile.
+      // The request is looked at after the write of the part before it: its extent may have been
+      // requested back meanwhile.
       if (!request->is_current() || request->is_outdated()) continue;
       part.push_back(request->extent);
       part_bytes += request->bytes;

@@ -5,10 +5,11 @@
 // of use) and chaos mode. engine/move/cpu/slot_mover.h maps slots of a file,
 // engine/move/cuda/stream_mover.h copies on streams.
 //
-// An eviction claims an extent, copies its bytes to the tier below, seals it and proves that they
-// are there; then it is cold and its room is free. A pin, a use or a differing proof at any point
-// leaves it resident and nothing is lost. A fetch claims what is cold and brings the bytes back. An
-// op waits for a fetch on demand; fetches ahead of use (plans) never exceed the budget.
+// An eviction claims an extent, copies its bytes to the tier below, seals it and proves that the
+// bytes are there; then the extent is cold and its room is free. A pin, a use or a differing proof
+// at any point leaves the extent resident and nothing is lost. A fetch claims what is cold and
+// brings the bytes back. An op waits for a fetch on demand; fetches ahead of use (plans) never
+// exceed the budget.
 //
 // Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
 // lock is held across a copy, an I/O, a mapping or a driver call. A thread holds a MigrationPermit
@@ -41,10 +42,10 @@ class Mover {
 
   /// Evicts as many of the extents as it can; those in use, or used meanwhile, stay.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
-  /// Evicts what the source requests and is still to leave when its turn comes, until the source
-  /// has nothing more. An eviction waits only for the work that was queued when its request was
-  /// made. Room appears in parts of at most bytes_at_once(), or of one extent; each is told on the
-  /// calling thread.
+  /// Takes requests from the source until it has no more, and evicts each extent whose request
+  /// still holds when its turn comes. An eviction waits only for the work that was queued when its
+  /// request was made. Room becomes free in parts of at most bytes_at_once(), or of one extent. The
+  /// calling thread reports each part to the source (on_evicted()).
   virtual void evict_requested(EvictionSource& source);
   /// The work that the program has queued so far and that may use what is requested to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> /*requests*/) {
@@ -52,14 +53,14 @@ class Mover {
   }
 
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
-  /// any, whoever fetches it. The caller has pinned them. Waits for room. Bytes that cannot be read
-  /// from disk end the process (base/check.h fatal); what a GPU's driver refuses stays cold, and
-  /// the op faults on the device. `wait`, which may be null, is told what was not there.
+  /// any, whoever fetches it. The caller has pinned the extents. Waits for room. Bytes that cannot
+  /// be read from disk end the process (base/check.h fatal); what a GPU's driver refuses stays
+  /// cold, and the op faults on the device. `wait`, which may be null, is told what was not there.
   virtual void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) = 0;
 
   /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have
-  /// become pointless. When a request finds no room, it is put back; returns the bytes it needs,
-  /// else 0. There may be more to take even so.
+  /// become pointless. A request that finds no room is put back. Returns the bytes that this
+  /// request needs, else 0; there may be more to take even then.
   virtual uint64_t prefetch(RequestSource& requests) = 0;
 
   /// Moves of about this many bytes are begun at a time: enough to keep the link busy, and not so
@@ -70,7 +71,7 @@ class Mover {
   virtual bool are_ops_queued() const { return false; }
 
   /// Waits while `is_worth_it` and the device has not done all that was queued on these streams: a
-  /// program that is ahead of it loses nothing. Returns at once where nothing is queued.
+  /// program that is ahead of the device loses nothing. Returns at once where nothing is queued.
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
 
@@ -78,14 +79,15 @@ class Mover {
   /// returns, the one before is asked no more.
   virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
-  /// Where programs may write to cold extents without an op: evicts such extents again until
-  /// `bytes` became free or none is left, those of which most was written, or `takes_all`.
+  /// Where programs may write to cold extents without an op: evicts written ones again until
+  /// `bytes` became free or none is left. Takes those of which most was written, or all with
+  /// `takes_all`.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
   /// Where programs may read cold extents without an op: compares what those among the extents
   /// that are cold show with what was written, in a forked child, too. A difference ends the
   /// process (base/check.h fatal).
   virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
-  /// Looks for such writes now, and books them.
+  /// Looks for writes to cold extents without an op now, and books them.
   virtual void count_unannounced() {}
   /// Ends the search for unannounced writes. Call before the parts end that the heap calls back.
   virtual void stop_looking() {}

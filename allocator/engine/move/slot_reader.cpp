@@ -32,7 +32,7 @@ class HashingReader final : public PieceObserver {
   }
 
   size_t done() const { return done_; }
-  /// A copy: the list grows while they are read.
+  /// Returns a copy: the list grows while its segments are read.
   std::vector<IoSegment> segments() const { return segments_; }
 
   bool before_submit(size_t, uint64_t, char*, size_t) override { return true; }

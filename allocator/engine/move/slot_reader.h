@@ -33,9 +33,9 @@ struct SlotReadResult {
 /// Gives one more to read; false when there is none now.
 using NextRead = std::function<bool(SlotRead* read)>;
 
-/// Reads in order, and calls `on_read` with the index of each as soon as all of it is there and
-/// proved, while later ones are still read. As long as reads are in flight it asks `next_read`,
-/// which may be empty, for more; those are numbered after `reads`.
+/// Reads in order, and calls `on_read` with the index of each slot as soon as all of the slot is
+/// there and proved, while later ones are still read. As long as reads are in flight this asks
+/// `next_read`, which may be empty, for more; those are numbered after `reads`.
 SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
                           const std::function<void(size_t index)>& on_read, Stats& stats,
                           const NextRead& next_read = {});

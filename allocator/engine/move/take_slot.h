@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// take_slot: a slot of the disk tier. Where the disk is full, slots that only save a write later
-// are given up, because room on the disk is worth more now.
+// take_slot: takes a slot of the disk tier. Where the disk is full, slots that only save a write
+// later are given up, because room on the disk is worth more now.
 //
 // Threads: any.
 #pragma once

@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// Short enough for a thread that waits.
+// The first pause is short enough for a thread that waits.
 constexpr std::chrono::nanoseconds kFirstPause = std::chrono::milliseconds(5);
 
 }  // namespace
@@ -57,8 +57,7 @@ std::chrono::nanoseconds DiskPatience::next_pause() {
   return pause;
 }
 
-// With GPUs a pass that failed did so because host memory is full, and that is full because of the
-// disk.
+// With GPUs a pass that failed did so because host memory is full, which it is because of the disk.
 Status DiskPatience::reason_of(const EvictionResult& pass) const {
   const bool is_disks_fault = has_just_given_up_ || (has_given_up_ && !pass.failure.is_ok());
   if (!is_disks_fault) return pass.failure;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiskPatience: decides whether threads that find no room go on waiting for a disk that takes
-// nothing now. It may be full for a moment, at its quota, or behind a path that resets. Passes are
-// tried again, after longer and longer pauses, until one frees room or the wait is over. After a
-// wait in vain nobody waits again before the disk has taken something: each thread gets one try,
-// and the error at once.
+// nothing now. The disk may be full for a moment, at its quota, or behind a path that resets.
+// Passes are tried again, after longer and longer pauses, until one frees room or the wait is over.
+// After a wait in vain nobody waits again before the disk has taken something: each thread gets one
+// try, and the error at once.
 //
-// Where host memory lies between, a pass that found nothing to evict begins no wait: the disk is
-// not to blame.
+// Where host memory lies between device and disk, a pass that found nothing to evict begins no
+// wait: the disk is not to blame.
 //
 // Threads: the evictor's worker alone.
 #pragma once
@@ -37,9 +37,9 @@ class DiskPatience {
       : disk_(disk), is_below_host_(is_below_host), config_(config) {}
 
   /// Records the result of a pass, and whether there was anything that it could try to evict.
-  /// Returns whether to retry one that freed nothing.
+  /// Returns whether to retry a pass that freed nothing.
   bool goes_on_after(const EvictionResult& pass, bool had_victims, bool is_demanded);
-  /// How long to pause before that.
+  /// How long to pause before the next try.
   std::chrono::nanoseconds next_pause();
   /// Why a pass freed nothing, for the thread that gets the error.
   Status reason_of(const EvictionResult& pass) const;

@@ -132,7 +132,7 @@ uint64_t Evictor::evict_all() {
   return result.count;
 }
 
-/// What a plan requests, and what it requests meanwhile.
+/// The source of what a plan requests, and of what it requests meanwhile.
 class Evictor::RequestedEvictions final : public EvictionSource {
  public:
   explicit RequestedEvictions(Evictor& evictor) : evictor_(evictor) {}
@@ -198,7 +198,7 @@ void Evictor::work() {
   }
 }
 
-// Ends early for whoever else wants something of the worker.
+// The pause ends early for whoever else wants something of the worker.
 void Evictor::pause_for_disk() {
   MutexLock lock(mutex_);
   if (is_stopping_ || !requests_.empty()) return;

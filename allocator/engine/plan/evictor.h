@@ -11,7 +11,7 @@
 // be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp). Where it
 // had victims, and all were used or written while they left, up to three more passes are made.
 //
-// Where that is because the disk takes nothing now, passes are tried again for a while
+// Where passes free nothing because the disk takes nothing now, they are tried again for a while
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
 // is resident.
 //
@@ -70,7 +70,7 @@ class Evictor final : public RoomMaker {
   void end_wait() override;
   bool is_disk_failing() const override;
 
-  /// Evicts these soon, in the given order; what is presumed clean may go first.
+  /// Evicts these extents soon, in the given order; what is presumed clean may go first.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
 
   /// Has ops reported from now on.
@@ -84,7 +84,7 @@ class Evictor final : public RoomMaker {
   uint64_t headroom_bytes() const { return headroom_of(heap_.budget().limit()); }
 
  private:
-  /// At one moment: a demand that is met counts as used, and no longer as demand.
+  /// What is needed at one moment: a demand that is met counts as used, and no longer as demand.
   struct Need {
     uint64_t used_bytes = 0;
     uint64_t demand_bytes = 0;
@@ -116,18 +116,19 @@ class Evictor final : public RoomMaker {
   void note_spill(const EvictionResult& result);
   void publish() TENCACHE_EXCLUDES(mutex_);
 
-  // Constant after construction.
+  // Nothing replaces these after construction.
   const Parts& parts_;
   Heap& heap_;
   Mover* const mover_;
 
-  // Set once, by the thread that arms.
+  // The thread that arms sets this, once.
   std::atomic<bool> is_armed_{false};
-  // Set by allocating threads, cleared by the worker; spares on_attention() the lock.
+  // Allocating threads and the worker set this, and the worker clears it; it spares on_attention()
+  // the lock.
   std::atomic<bool> is_nudged_{false};
   std::atomic<bool> has_spilled_{false};
 
-  // The worker's.
+  // Only the worker uses these.
   DiskPatience patience_;
   uint32_t passes_in_vain_ = 0;  // in a row, that had victims and freed nothing
 

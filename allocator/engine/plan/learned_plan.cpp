@@ -85,8 +85,8 @@ uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const Tick next = later == ticks.end() ? ticks.front() : *later;
   const Trace& trace = period->trace;
   const TraceTensor& life = trace.tensors[tensor];
-  // A tensor that is not used again in this life: its room is wanted until it is freed. The op
-  // before the position may be open still, and free it in a moment.
+  // The room of a tensor that is not used again in this life is wanted until the tensor is freed.
+  // The op before the position may be open still, and free it in a moment.
   if (!life.is_persistent() && next == life.allocated_at) {
     return trace.ticks_from(position, life.freed_at + 1);
   }

@@ -50,8 +50,8 @@ struct LearnedKind {
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 
-  /// All plans are for the same kind of period (Period::is_same_kind), the smallest sizes first;
-  /// never empty.
+  /// All plans are for the same kind of period (Period::is_same_kind), the smallest sizes first.
+  /// The list is empty only until the first take().
   std::vector<std::shared_ptr<const LearnedPlan>> plans;
 };
 

@@ -62,8 +62,8 @@ void Learner::nudge() {
   nudged_.notify_one();
 }
 
-// The cursor nudges the learner while holding its own lock, so mutex_ is never held when calling
-// it.
+// The cursor nudges the learner while holding its own lock, so the learner never calls the cursor
+// with mutex_ held.
 LearnerSummary Learner::summary() const {
   const Following following = cursor_.following();
   MutexLock lock(mutex_);
@@ -241,7 +241,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
 }
 
 // A loop that was found in the second step, before that had ended, from now on begins at its mark.
-// Where it is a stored one in other words, that one goes.
+// Where the loop is a stored kind in other words, the stored one goes.
 bool Learner::begin_at_mark(const PeriodPlace& segment) {
   std::optional<Period> period = build_period(ticks_, segment, recorder_);
   if (!period) return false;

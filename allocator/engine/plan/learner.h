@@ -21,8 +21,8 @@
 // A failure to learn or to plan leaves the engine reactive.
 //
 // Threads: one worker does everything, so that planning delays no step; any thread calls nudge()
-// and summary(). mutex_ guards what both sides see; it is held only while
-// values are assigned, and nothing else is called meanwhile.
+// and summary(). mutex_ guards what both sides see; it is held only while values are assigned, and
+// nothing else is called meanwhile.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@
 
 namespace tencache {
 
-/// For statistics.
+/// The figures for statistics.
 struct LearnerSummary {
   uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
   uint64_t replans = 0;      // plans for a kind that already had one
@@ -149,7 +149,7 @@ class Learner {
   PlanCursor& cursor_;
   const std::shared_ptr<const Period> stored_;
 
-  // Belongs to the worker.
+  // Only the worker uses these.
   std::vector<uint64_t> positions_;  // in the recorder's rings
   TickLog ticks_;
   uint64_t mark_seen_ = 0;       // the last mark that was looked at

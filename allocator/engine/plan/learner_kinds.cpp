@@ -128,8 +128,8 @@ Learner::Kind* Learner::count_periods(const Following& following) {
 }
 
 // Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
-// To look at a period takes as long as it has ticks, so that happens once for each. It has ended
-// once the first tick of the next one is there.
+// To look at a period takes as long as it has ticks, so that happens once for each. A period has
+// ended once the first tick of the next one is there.
 void Learner::plan_again(uint64_t number) {
   if (!has_new_period_) return;
   for (Kind& kind : kinds_) {
@@ -203,7 +203,7 @@ void Learner::Kind::note_sizes(uint64_t allocated_bytes, uint64_t born_bytes) {
   sizes_seen.push_back({allocated_bytes, born_bytes});
 }
 
-// Its processor time is what planning costs the program, however long this thread has to wait for a
+// What planning costs the program is its processor time, however long this thread has to wait for a
 // core.
 void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
@@ -256,8 +256,8 @@ void Learner::plan_period(Kind* kind, Period period) {
 }
 
 // The cursor follows the new plan by now, so only the end of the program waits for this. The search
-// ends at the very edge, beyond which a step waits. Whoever takes the budget shall not wait because
-// the disk is a little slower that day.
+// ends at the very edge, beyond which a step waits, so it assumes slower links: whoever takes the
+// budget shall not wait because the disk is a little slower that day.
 void Learner::find_stall_free_budget(Kind& kind) {
   const uint64_t begin_ns = thread_work_ns();
   const LearnedPlan& learned = *kind.learned;

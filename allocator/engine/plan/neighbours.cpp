@@ -126,7 +126,7 @@ const Neighbours::Row* Neighbours::go_on(uint64_t id) {
   return nullptr;
 }
 
-// Appends what is cold from the row's last extent on, nearest first.
+// Appends what is cold from the row's last extent on, the nearest first.
 void Neighbours::append_guesses(Row* row, std::vector<MoveRequest>* guesses) const {
   row->ahead_id = row->half_id = row->last_id;
   if (row->length < kLengthMin) return;
@@ -164,7 +164,8 @@ std::vector<MoveRequest> Neighbours::next_guesses() {
   return guesses;
 }
 
-// Room is made by passes, which the program causes only while it waits or allocates.
+// Passes make room, but the program causes them only while it waits or allocates. So this calls for
+// one.
 void Neighbours::guess(std::vector<MoveRequest> guesses) const {
   const bool is_any = !guesses.empty();
   parts_.prefetcher->guess(std::move(guesses));

@@ -36,11 +36,11 @@ class Neighbours {
   /// be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
 
-  /// The program had to wait for these, which nothing had foreseen.
+  /// Call when the program had to wait for these extents, which nothing had foreseen.
   void on_late(std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
-  /// The program names an extent that was fetched ahead.
+  /// Call when the program names an extent that was fetched ahead.
   void on_early(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
-  /// From now on it is known what comes next.
+  /// Call when something else tells from now on what comes next.
   void clear() TENCACHE_EXCLUDES(mutex_);
 
  private:

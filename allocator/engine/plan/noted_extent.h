@@ -15,12 +15,12 @@ struct NotedExtent {
   uint64_t id = 0;
   uint64_t bytes = 0;
 
-  /// Whether no other extent has taken its place.
+  /// Whether no other extent has taken the place of the one that was noted.
   bool is_current() const { return extent->id == id; }
 };
 
 inline NotedExtent noted(Extent* extent) { return {extent, extent->id, extent->bytes}; }
-/// For templates that take either.
+/// Lets templates take either.
 inline NotedExtent noted(const NotedExtent& extent) { return extent; }
 
 }  // namespace tencache

@@ -19,7 +19,7 @@ class PeriodTimes {
 
   void add(uint64_t ns) { newest_.at(added_++ % kKept) = ns; }
 
-  /// How many are kept.
+  /// How many times are kept.
   size_t count() const { return std::min(added_, kKept); }
 
   /// The median of the times that are kept; of an even number, the smaller of the middle two. 0 if

@@ -38,7 +38,7 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
 }
 
 // An op that has to wait for room does so while it is open, perhaps long before the device comes to
-// it. Where it is only queued, what others need later must not take that room first.
+// it. Where the op is only queued, what others need later must not take that room first.
 void PlanCursor::give_fetches(std::span<Extent* const> extents) {
   if (fetch_time_ == FetchTime::kAtClose) {
     const auto is_own = [extents](const MoveRequest& fetch) {
@@ -120,8 +120,8 @@ bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool 
   return true;
 }
 
-// Ticks of the plan that the program left out. A tensor that the plan both evicts and fetches there
-// stays.
+// Passes over ticks of the plan that the program left out. A tensor that the plan both evicts and
+// fetches there stays.
 void PlanCursor::pass_over(Tick count) {
   std::vector<uint32_t> evicted;
   for (; count > 0; --count) {
@@ -139,8 +139,9 @@ void PlanCursor::pass_over(Tick count) {
   append_evictions(evicted);
 }
 
-// The plan has the same list op here, in other chunks. Goes on to the last of those whose extents
-// this chunk names. That chunk of the plan may name others, which are still to come.
+// The plan has the same list op here, in other chunks. This goes on to the last chunk of the plan
+// whose extents the program's chunk names. That one may name other extents, too, which are still to
+// come.
 void PlanCursor::follow_chunk(std::span<Extent* const> extents) {
   ++following_.ticks_followed;
   const LearnedPlan& plan = current_->plan();

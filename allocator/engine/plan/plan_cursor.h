@@ -24,8 +24,8 @@
 //
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in the order of the
 // ticks, or of the closes; it is taken before the locks of whoever receives them. Evictions are
-// requested without it, because each of them is told to a GPU; their times show when they are
-// outdated.
+// requested without it, because each of them is told to a GPU; the times of the requests show when
+// these are outdated.
 #pragma once
 
 #include <array>
@@ -90,13 +90,13 @@ class PlanCursor final : public NextUses {
 
   /// Whether there is a plan to follow. If not, the calls below may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
-  /// There will be a plan of a stored period. Call before the first tick, so that the cursor knows
-  /// which one that is.
+  /// Tells that there will be a plan of a stored period. Call before the first tick, so that the
+  /// cursor knows which one that is.
   void expect_plan() { is_active_.store(true, std::memory_order_relaxed); }
 
-  /// An op opened and pinned these extents, in order. `digest` covers the op and them. It may be
-  /// one chunk of a list op (engine/plan/upcoming_uses.h). Returns whether it is the op that a plan
-  /// expected.
+  /// Call when an op has opened and pinned these extents, in order. `digest` covers the op and its
+  /// extents. The op may be one chunk of a list op (engine/plan/upcoming_uses.h). Returns whether
+  /// it is the op that a plan expected.
   bool on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk = false)
       TENCACHE_EXCLUDES(mutex_);
   /// Call when no op is open on the calling thread any more.
@@ -115,7 +115,7 @@ class PlanCursor final : public NextUses {
   /// For a stored kind, Period::extent_ids as far as they are known by now; else empty.
   std::vector<uint64_t> found_extents(uint64_t kind) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Empty while lost.
+  /// Empty while the place in the plans is lost.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t copy_ahead_bytes() const override TENCACHE_EXCLUDES(mutex_);
 

@@ -18,8 +18,8 @@ namespace {
 // dropped: their ops fetch them, or the plan requests them again.
 constexpr size_t kRequestsMax = 65'536;
 // Room also appears unannounced, when the program frees, and an op's fetch ends unannounced, too.
-// It is noticed within the time in which the link moves this many bytes, or at the latest after
-// that.
+// The worker notices room within the time in which the link moves this many bytes, or after
+// kRoomPollMax at the latest, and the end of such a fetch within kDemandPoll.
 constexpr double kRoomPollBytes = 5e6;
 constexpr std::chrono::microseconds kRoomPollMax{500};
 constexpr std::chrono::microseconds kDemandPoll{50};
@@ -34,7 +34,7 @@ bool is_over(const MoveRequest& request) {
   return !request.is_current() || request.extent->state() == ExtentState::kResident;
 }
 
-// So a request calls off an eviction that is requested or under way.
+// Counts fetches as uses, so that a request calls off an eviction that is requested or under way.
 void count_as_uses(std::span<const MoveRequest> fetches) {
   for (const MoveRequest& fetch : fetches) raise_to(fetch.extent->last_use_at, fetch.given_at);
 }

@@ -2,8 +2,8 @@
 //
 // Prefetcher: carries out the fetches that a plan requests, in order, ahead of use. It takes room
 // only where there is some: free room first, then that of cached extents; else it waits for an
-// eviction. While an op waits for a fetch on demand, or an allocation for room, it begins nothing
-// new, so that the waiting thread has the disk to itself.
+// eviction. While an op waits for a fetch on demand, or an allocation for room, the prefetcher
+// begins nothing new, so that the waiting thread has the disk to itself.
 //
 // Guesses (engine/plan/neighbours.h) come after all requests and hold up none of them. A plan knows
 // what the program is about to allocate, a guess does not: so guesses leave the headroom free.
@@ -43,7 +43,7 @@ class Prefetcher final : private RequestSource {
   void forget() TENCACHE_EXCLUDES(mutex_);
   /// Whether any request is left, or anything is under way.
   bool has_requests() const TENCACHE_EXCLUDES(mutex_);
-  /// Whether one of these is cold, and its request is left.
+  /// Whether one of these extents is cold, and its request is left.
   bool has_requests_for(std::span<Extent* const> extents) const TENCACHE_EXCLUDES(mutex_);
   /// Whether a fetch is under way or about to begin.
   bool is_at_work() const TENCACHE_EXCLUDES(mutex_);

@@ -118,7 +118,7 @@ void StoredRoles::take_place(Tick tick) {
   ticks_without_place_ = 0;
   for (size_t age = std::min(seen_count(), kBefore); age > 0; --age) {
     const std::span<const NotedExtent> earlier = seen(age).extents;
-    // One of them may have found an extent that the next one names.
+    // An earlier tick may have found an extent that this one names.
     if (agrees_with(before(tick, age), earlier, Unknown::kMayBeIt)) {
       bind(before(tick, age), earlier);
     }

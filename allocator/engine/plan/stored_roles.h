@@ -9,7 +9,7 @@
 // forgotten; if nothing fits for a whole period, everything is. One extent is kept for each tensor,
 // so a long run keeps no more than a short one.
 //
-// Threads: belongs to the cursor, under its lock. Every op passes here, so comparing and following
+// Threads: those of the cursor, under its lock. Every op passes here, so comparing and following
 // allocate nothing but the note of an extent that was found.
 #pragma once
 
@@ -43,32 +43,35 @@ class StoredRoles {
   /// Whether no extent stands for any tensor.
   bool is_blank() const { return found_count_ == 0; }
 
-  /// The program made a tick while the cursor has no place.
+  /// Call when the program made a tick while the cursor has no place.
   void see(uint64_t digest, std::span<Extent* const> extents);
-  /// Whether the ticks that were seen last may be those before `tick`, and one of them or `tick`
-  /// names an extent that tells. Digests alone may be those of another program.
+  /// Whether the extents of the last kBefore ticks seen may be those that the period names before
+  /// `tick`, and one of these ticks or `tick` itself names an extent that is always there. The
+  /// caller has compared the digests, but another program may have the same ones.
   bool fits_seen(Tick tick) const;
-  /// Whether the period's ticks before `tick`, from its beginning on, are those seen last, and the
-  /// one before them was of something else. The program then comes to its first step.
+  /// Whether the kBefore ticks seen last are the period's first ones, and the tick before them
+  /// belongs to something else. The program then comes to its first step. REQUIRES: the ticks seen
+  /// last fit before `tick`; this looks only at its number.
   bool has_begun_at(Tick tick) const;
   /// Forgets the ticks that were seen: the next one does not follow them.
   void forget_seen() { seen_count_ = 0; }
-  /// The cursor takes a place of this period: the program makes `tick` now. The ticks seen last
-  /// came before it.
+  /// Call when the cursor takes a place of this period: the program makes `tick` now. The ticks
+  /// seen last came before it.
   void take_place(Tick tick);
-  /// The program made `tick`, and it agreed.
+  /// Call when the program made `tick`, and it agreed.
   void follow(Tick tick, std::span<Extent* const> extents);
   /// Whether a tick that was not expected may be what a program does only in its first repetition:
-  /// it makes the state that it then keeps. Allows a few for each tensor that has no extent yet.
+  /// it makes the state that it then keeps. Allows a few for each tensor that had no extent at
+  /// first.
   bool passes_over(std::span<Extent* const> extents);
-  /// The cursor has given up its place in this period.
+  /// Call when the cursor has given up its place in this period.
   void give_up();
 
   /// Period::extent_ids with the extents that are known by now.
   std::vector<uint64_t> extent_ids() const;
 
  private:
-  // The ticks before the one at which a place is taken that identify it, too.
+  // How many ticks before the one at which a place is taken identify the place, too.
   static constexpr size_t kBefore = 3;
 
   struct Found : NotedExtent {
@@ -86,9 +89,9 @@ class StoredRoles {
   bool agrees_with(Tick tick, std::span<const Entry> extents, Unknown unknown) const;
   template <typename Entry>
   void bind(Tick tick, std::span<const Entry> extents);
-  /// The ticks that were seen last and are kept.
+  /// How many of the ticks that were seen last are kept.
   size_t seen_count() const { return std::min<size_t>(seen_count_, seen_.size()); }
-  /// One of them; the newest has age 1.
+  /// One of the ticks that are kept; the newest has age 1.
   const SeenTick& seen(size_t age) const { return seen_[(seen_count_ - age) % seen_.size()]; }
   Tick before(Tick tick, size_t age) const;
   bool is_held() const;
@@ -100,7 +103,7 @@ class StoredRoles {
   std::unordered_map<uint64_t, uint32_t> tensor_of_;  // by extent
   size_t unknown_count_ = 0;                          // tensors without an extent, at first
   size_t found_count_ = 0;                            // of them
-  // A ring. Its entries are kept for their capacity.
+  // A ring, whose entries are kept for their capacity.
   std::array<SeenTick, kBefore + 1> seen_;
   uint64_t seen_count_ = 0;  // without a place
   uint64_t ticks_without_place_ = 0;

@@ -34,9 +34,11 @@ class UpcomingUses {
   /// Whether any use is still to come. If not, on_tick() may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
 
-  /// The calling thread will name these in this order. An empty sequence takes back its last one.
+  /// Tells that the calling thread will name these extents in this order. An empty sequence takes
+  /// back the thread's last one.
   void expect(std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
-  /// An op has opened that names these, and has them all. A plan may have foreseen it.
+  /// Call when an op has opened that names these extents, and has them all. A plan may have
+  /// foreseen the op.
   void on_tick(std::span<Extent* const> extents, bool is_foreseen) TENCACHE_EXCLUDES(mutex_);
 
   /// Bytes that were requested here and have not begun to come.

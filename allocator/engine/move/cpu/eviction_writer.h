@@ -29,7 +29,7 @@ class EvictionWriter final : public PieceObserver {
   /// Every extent has a slot of its size. `evictions` outlives the writer.
   explicit EvictionWriter(std::span<const SlotEviction> evictions);
 
-  /// One for each extent, without memory.
+  /// One segment for each extent, without memory.
   std::span<const IoSegment> segments() const { return segments_; }
   /// The hash of the bytes that were written for an extent.
   ContentHash hash(size_t index) const { return hashers_[index].finish(); }

@@ -31,8 +31,8 @@ class ParkedEvictions {
   ParkedEvictions(CpuHeap& heap, DiskTier& disk, Seal& seal, MoveLedger& ledger)
       : heap_(heap), disk_(disk), seal_(seal), ledger_(ledger) {}
 
-  /// Phases 2 to 4 of evictions that have slots. Leaves in `evictions` those whose pages the kernel
-  /// does not move.
+  /// Runs phases 2 to 4 of evictions that have slots. Leaves in `evictions` those whose pages the
+  /// kernel does not move.
   void evict(std::vector<SlotEviction>* evictions, EvictionResult* result);
 
  private:

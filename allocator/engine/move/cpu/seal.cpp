@@ -58,7 +58,7 @@ SealOutcome Seal::close_by_protecting(Extent* extent, Status* failure) {
   return outcome;
 }
 
-// Without the signal where the kernel can: a thread may block it.
+// Protects without the signal where the kernel can do that: a thread may block the signal.
 Status Seal::protect(Extent* extent, bool* by_signal) {
   if (!needs_signal(extent) && access_barrier_->protect(extent->address, extent->bytes).is_ok()) {
     *by_signal = false;
@@ -153,7 +153,8 @@ Status Seal::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
   TENCACHE_RETURN_IF_ERROR(BusErrors::ensure_installed());
-  // The file is looked at again before anybody can take another's bytes for those of the extent.
+  // The file is looked at again before anybody can take another file's bytes for those of the
+  // extent.
   disk_.require_own_file();
   const Status mapped =
       heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);

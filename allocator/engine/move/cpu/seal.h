@@ -11,12 +11,14 @@
 //   Moved (mremap behind an access barrier): the pages leave for a parking extent, an extent
 //   without an owner, and are hashed there. A thread that touches the address meanwhile waits, in a
 //   system call, too. Afterwards the parking extent is cached: its pages serve the next fetch or
-//   allocation, so that the kernel need not clear new ones (memory/cpu_heap_frames.cpp). The first
-//   kind serves where room in the budget has to become free, because a thread waits for it, and
-//   where the kernel does not move the pages. A dirty extent is written in this window, too
-//   (engine/move/cpu/parked_evictions.h).
+//   allocation, so that the kernel need not clear new ones (memory/cpu_heap_frames.cpp). A dirty
+//   extent is written in this window, too (engine/move/cpu/parked_evictions.h).
 //
-// Invariant: in both, nobody can change what is hashed until the extent is cold or resident again.
+// The first kind serves where room in the budget has to become free, because a thread waits for it,
+// and where the kernel does not move the pages.
+//
+// Invariant: in both windows, nobody can change what is hashed until the extent is cold or resident
+// again.
 //
 // Threads: any; an extent is the caller's, which has claimed it. The calling thread never touches
 // an address whose pages are away. No lock is held across a hash or a mapping.
@@ -36,7 +38,7 @@ enum class SealOutcome : uint8_t { kCold, kInUse, kDiffers, kFailed };
 
 class Seal {
  public:
-  /// `access_barrier` may be null: pages are never moved then. All outlive the seal.
+  /// `access_barrier` may be null: pages are never moved then. The arguments outlive the seal.
   Seal(CpuHeap& heap, DiskTier& disk, const AccessBarrier* access_barrier)
       : heap_(heap), disk_(disk), access_barrier_(access_barrier) {}
 
@@ -44,14 +46,16 @@ class Seal {
   /// the caller writes it again or abandons it. `failure` is the reason of kFailed.
   SealOutcome make_cold(const SlotEviction& eviction, Status* failure);
 
-  /// Whether pages of what leaves are parked now, and serve what comes next.
+  /// Whether an eviction would use the second kind of window now: the pages are parked, and serve
+  /// the next fetch or allocation.
   bool parks_pages() const;
-  /// Whether its writers would have to wait in the fault handler.
+  /// Whether a thread that writes to the extent would have to wait in the fault handler.
   bool needs_signal(const Extent* extent) const;
 
   // The steps of the second kind of window, for what is written in it.
 
-  /// False when it is in use, or was used since the claim; it may be sealed even so.
+  /// Seals the extent. False when it is in use, or was used since the claim; it may be sealed even
+  /// so.
   static bool close_unused(const SlotEviction& eviction);
   /// Moves the pages of a sealed extent to a parking extent. A thread that touches the address
   /// waits from then on. Null, and nothing has happened, where the kernel does not move them.

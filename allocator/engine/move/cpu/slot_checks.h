@@ -27,9 +27,10 @@ class SlotChecks {
   SlotChecks(const DiskTier& disk, const SlotFetches& fetches, ForkLatch& latch)
       : disk_(disk), fetches_(fetches), fork_latch_(latch), reader_(disk.fd()) {}
 
-  /// Checks those that are cold. Others were read by a fetch, or are being fetched.
+  /// Checks those of the extents that are cold. The others were read by a fetch, or are being
+  /// fetched.
   void check(std::span<Extent* const> extents);
-  /// The same in a forked child of the process that made the tier. A child that has closed the
+  /// Does the same in a forked child of the process that made the tier. A child that has closed the
   /// spill file checks nothing.
   void check_in_child(std::span<Extent* const> extents) const;
 

@@ -28,7 +28,8 @@ EvictionResult SlotEvictions::evict(std::span<Extent* const> extents) {
   take_slots(dirty, &result);
   if (seal_.parks_pages()) parked_.evict(&dirty, &result);
   write_slots(dirty, &result);
-  // Phases 3 and 4: proof and mapping. An extent that differs now is being written: no victim.
+  // Phases 3 and 4: proof and mapping. An extent that differs now is being written, so it is no
+  // victim.
   std::vector<SlotEviction> differing;
   seal_and_map(dirty, &result, &differing);
   for (const SlotEviction& eviction : differing) eviction.abandon();
@@ -52,7 +53,7 @@ std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents)
   return evictions;
 }
 
-// False where a thread that blocks SIGSEGV may write to it in the window, and die of that.
+// False where a thread that blocks SIGSEGV may write to the extent in the window, and die of that.
 bool SlotEvictions::may_be_sealed(const Extent* extent) const {
   return !extent->is_written_unannounced.load(std::memory_order_relaxed) ||
          !seal_.needs_signal(extent) || !is_blocked_by_any_thread(SIGSEGV);
@@ -68,7 +69,7 @@ void SlotEvictions::take_slots(std::vector<SlotEviction>& evictions, EvictionRes
   });
 }
 
-// The extent's own slot when it may be overwritten, else another one.
+// Provides a slot for the extent: its own when that may be overwritten, else another one.
 Status SlotEvictions::ensure_slot(Extent* extent) {
   extent->has_copy_below = false;
   if (extent->slot.is_valid() && disk_.is_writable(extent->slot)) return Status::ok();

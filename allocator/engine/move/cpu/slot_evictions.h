@@ -29,7 +29,7 @@ namespace tencache {
 
 class SlotEvictions {
  public:
-  /// `access_barrier` may be null. All outlive it.
+  /// `access_barrier` may be null. The arguments outlive this object.
   SlotEvictions(CpuHeap& heap, DiskTier& disk, const AccessBarrier* access_barrier,
                 MoveLedger& ledger, ForkLatch& latch)
       : heap_(heap),

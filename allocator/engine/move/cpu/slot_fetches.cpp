@@ -47,7 +47,8 @@ std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, L
   std::vector<Extent*> cold_again;
   for (Extent* extent : extents) {
     if (await_others(extent, late)) continue;
-    // An eviction that was sealed before our pin went through, unless we just left it cold.
+    // The extent is cold. We have just left it so, or an eviction went through that was sealed
+    // before our pin.
     const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
     if (!is_left) cold_again.push_back(extent);
   }
@@ -87,7 +88,7 @@ bool SlotFetches::await_others(Extent* extent, LateFetches* late) {
     has_waited = true;
     word = extent->load();
   }
-  // It was on its way already; early enough only if it has landed since the op looked.
+  // The extent was on its way already; it came early only if it has landed since the op looked.
   if (has_waited) {
     MoveLedger::note_late(extent, late);
   } else {
@@ -151,7 +152,8 @@ SlotFetches::AheadOutcome SlotFetches::begin_ahead(Fetch* fetch,
     return AheadOutcome::kSkipped;
   }
   const uint64_t bytes = fetch->extent->bytes;
-  // Told before the room is taken, so that a thread which misses the room finds out why.
+  // The ledger is told before the room is taken, so that a thread which misses the room finds out
+  // why.
   ledger_.bytes_ahead.fetch_add(bytes);
   AheadOutcome outcome = AheadOutcome::kNoRoom;
   if (!heap_.may_have_room(bytes)) {
@@ -267,8 +269,8 @@ void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const E
   MigrationPermit permit(fork_latch_);
   const uint64_t begin_ns = now_ns();
   const uint64_t begin_work_ns = thread_work_ns();
-  // Phase 3: bytes, into pages that nobody sees. Phase 4 as soon as all of an extent is there: its
-  // pages take their place.
+  // Phase 3: bytes, into pages that nobody sees. Phase 4 follows as soon as all of an extent is
+  // there: its pages take their place.
   read_back(fetches, left_cold, next_read);
   // By now an extent may have been freed and its object reused, so the sizes come from `fetches`.
   uint64_t bytes = 0;
@@ -305,7 +307,7 @@ void SlotFetches::furnish(Fetch* fetch) {
   fetch->mapping_count = frames.mapping_count;
 }
 
-// Waits for the room of the first, or exceeds the budget. The others will need theirs soon.
+// Waits for the room of the first fetch, or exceeds the budget. The others will need theirs soon.
 void SlotFetches::await_room(std::span<Fetch> fetches) {
   Fetch& first = fetches.front();
   if (try_take_room(&first)) return;
@@ -392,7 +394,8 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   extent->is_file_mapped.store(false, std::memory_order_relaxed);
   // Only now are the pages of the page cache no longer mapped and can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
-  // A thread that waits for it already counts it as late, so the flag has to be there first.
+  // A thread that waits for the extent already counts the fetch as late, so the flag has to be
+  // there first.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);
   heap_.forget_unannounced(extent);
@@ -433,7 +436,7 @@ void SlotFetches::leave_to_writers(Extent* extent, const TouchedPages& touched,
   extent->abandon_fetch();
 }
 
-// Meanwhile an address shows the slot or the scratch page, and the bytes are the same.
+// While the pages move, an address shows the slot or the scratch page, and the bytes are the same.
 Status SlotFetches::move_scratch(const Fetch& fetch, uint64_t* moved_bytes) {
   char* const address = fetch.extent->address;
   return move_in_parts(fetch.extent->bytes, fetch.mapping_count, moved_bytes,

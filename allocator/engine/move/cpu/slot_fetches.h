@@ -39,14 +39,15 @@ class SlotFetches {
               ForkLatch& latch)
       : heap_(heap), disk_(disk), page_map_(page_map), ledger_(ledger), fork_latch_(latch) {}
 
-  /// Mover::fetch and Mover::prefetch.
+  /// These do the work of Mover::fetch and Mover::prefetch.
   LateFetches fetch(std::span<Extent* const> extents);
   uint64_t prefetch(RequestSource& requests);
   /// Fetches what leaves again at once, because the program wrote to it while it was cold. Nobody
-  /// waits for it, and it must not wait for room: it makes some.
+  /// waits for such a fetch, and it must not wait for room: it makes some.
   void fetch_to_evict(std::span<Extent* const> extents);
   /// Books what the program wrote to the extent while it is cold, and returns how many bytes that
-  /// is in all. Nullopt where it is not cold, or nobody can tell. Whoever wants it meanwhile waits.
+  /// is in all. Nullopt where the extent is not cold, or nobody can tell. A thread that wants the
+  /// extent meanwhile waits.
   std::optional<uint64_t> count_written(Extent* extent);
   /// Whether count_written() has claimed the extent: it is cold again in a moment.
   bool is_counted(const Extent* extent) const { return counted_.load() == extent; }

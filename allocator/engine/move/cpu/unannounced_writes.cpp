@@ -49,7 +49,7 @@ struct UnannouncedWrites::Written {
   double share() const {
     return static_cast<double>(written_bytes) / static_cast<double>(extent_bytes);
   }
-  // Room for little disk traffic first.
+  // Extents that give room for little disk traffic come first.
   bool operator<(const Written& other) const {
     if (is_growing != other.is_growing) return other.is_growing;
     return share() > other.share();
@@ -139,7 +139,8 @@ void UnannouncedWrites::keep_reserve(bool is_writing) {
   if (budget.needs_attention()) heap_.call_attention();
 }
 
-// Note [Pace of unannounced writes]. It ends when a pass has made all of the headroom free.
+// Note [Pace of unannounced writes]. The slow pace ends when a pass has made all of the headroom
+// free.
 void UnannouncedWrites::set_pace(bool has_found) {
   const Budget& budget = heap_.budget();
   const uint64_t headroom_bytes = headroom_of(budget.limit());
@@ -177,7 +178,8 @@ bool UnannouncedWrites::count() {
   return has_found;
 }
 
-// A guess, since the extent may come back meanwhile: of a resident one every page is private.
+// The answer is a guess, since the extent may come back meanwhile: of a resident one every page is
+// private.
 bool UnannouncedWrites::seems_written(const ListedExtent& listed, uint64_t before) const {
   // An extent that was written as a whole stays so until it is no longer cold.
   if (listed.extent->state() != ExtentState::kCold || before == listed.bytes) return false;

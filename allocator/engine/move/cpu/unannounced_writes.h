@@ -15,7 +15,8 @@
 // Note [Pace of unannounced writes]: a program writes to memory faster than anything reaches a
 // disk. Such a write first reads its page from the slot. So as long as room is short, and such
 // writes go on, pages are read singly instead of many ahead. That slows the program down to a pace
-// that evictions keep up with. Besides, a share of the budget is reserved as long as they go on.
+// that evictions keep up with. Besides, a share of the budget is reserved as long as such writes go
+// on.
 //
 // Evicting again is a fetch, which merges the private pages, and an eviction. An extent that is
 // being written right now would be written to disk in vain. So one whose private pages became more
@@ -43,8 +44,9 @@ namespace tencache {
 
 class UnannouncedWrites {
  public:
-  /// Looks at most this often once an extent is cold, and a quarter as often under large budgets;
-  /// never by itself if 0. All outlive it.
+  /// Once an extent is cold, looks every `interval`, less often under large budgets (down to a
+  /// quarter) and more often while the program writes; never by itself if `interval` is 0. The
+  /// other arguments outlive this object.
   UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, SlotFetches& fetches,
                     SlotEvictions& evictions, std::chrono::milliseconds interval);
   ~UnannouncedWrites() { stop(); }
@@ -53,7 +55,7 @@ class UnannouncedWrites {
   void on_cold() TENCACHE_EXCLUDES(mutex_) {
     if (!is_started_.load(std::memory_order_relaxed)) start();
   }
-  /// Looks no more by itself. One thread calls it.
+  /// Ends the thread that looks. One thread calls this.
   void stop() TENCACHE_EXCLUDES(mutex_);
 
   /// Looks through all cold extents and books what it finds. Returns whether that is more than
@@ -79,7 +81,7 @@ class UnannouncedWrites {
   std::vector<Written> written_extents(bool takes_all) TENCACHE_EXCLUDES(mutex_);
   EvictionResult evict_batch(const std::vector<Written>& batch);
 
-  // Constant after construction.
+  // Nothing replaces these after construction.
   CpuHeap& heap_;
   const PageMap& page_map_;
   SlotFetches& fetches_;
@@ -90,7 +92,7 @@ class UnannouncedWrites {
   std::atomic<bool> is_started_{false};
   std::thread thread_;  // set under mutex_, joined once no other can be started
 
-  // The thread's own.
+  // Only the thread uses these, and stop() after the thread has ended.
   uint64_t unexplained_least_ = ~uint64_t{0};  // since the last look through the extents
   uint64_t rest_until_ns_ = 0;
   bool reads_singly_ = false;

@@ -5,7 +5,7 @@
 // when the extent left proves what was read. From the first failure on, everything comes by host
 // memory.
 //
-// Owns whether this way is open.
+// DirectReads owns whether this way is open.
 //
 // Threads: any; the calling thread waits for the disk. Lock-free.
 #pragma once
@@ -22,8 +22,8 @@ namespace tencache {
 
 class DirectReads {
  public:
-  /// `storage` may be null: this way is never open, nor where there is no hash. It reads the file
-  /// of the spill's disk. All outlive it.
+  /// This way is never open where `storage` is null or there is no hash. `storage` reads the file
+  /// of the spill's disk. The arguments outlive this object.
   DirectReads(const StreamParts& parts, DirectStorage* storage)
       : parts_(parts), storage_(parts.hasher != nullptr ? storage : nullptr) {}
 

@@ -21,7 +21,7 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   flight->is_ahead = is_ahead;
   for (CudaExtent* extent : extents) {
     add(parts_.ledger.stats.fetched_bytes, extent->bytes);
-    // Until now its op has it pinned.
+    // Until now an op has had the extent pinned.
     if (!is_ahead) parts_.ledger.bytes_ahead.fetch_add(extent->bytes);
     extent->note_streams(stream);
     if (is_ahead) extent->set_flags(kFlagAhead);
@@ -64,7 +64,7 @@ std::optional<bool> Flights::join(const CudaExtent* extent, StreamSet streams) {
   return has_arrived;
 }
 
-// The device waits where that is possible, else this thread.
+// The device waits where that is possible, else this thread does.
 void Flights::hold_back(StreamSet streams, const Flight& flight) {
   if (StreamNumbers::is_one_stream(streams) &&
       parts_.heap.streams().hold_back(streams, std::span(&flight.mark, 1)).is_ok()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Flights: the extents whose bytes are on their way to the GPU. A flight is a batch of them with
-// one mark, which is reached when all of it has arrived. Owns the list of flights, and the end of
-// every fetch: an extent that was claimed takes off, or is left cold.
+// one mark, which is reached when all of the batch has arrived. Flights owns the list of flights,
+// and the end of every fetch: an extent that was claimed takes off, or is left cold.
 //
 // Invariants
 //   1. An extent of a flight is Arriving, or Cached where the program has freed it meanwhile. It is
@@ -48,7 +48,7 @@ class Flights {
   Flights(const Flights&) = delete;
   Flights& operator=(const Flights&) = delete;
 
-  /// The bytes of these extents are queued on `stream`, with `mark` after them.
+  /// Call when the bytes of these extents are queued on `stream`, with `mark` after them.
   void take_off(const std::vector<CudaExtent*>& extents, StreamMark mark, StreamSet stream,
                 bool is_ahead) TENCACHE_EXCLUDES(mutex_);
   /// Ends the fetch of an extent of the batch that has no frame: it is cold again and has no room.

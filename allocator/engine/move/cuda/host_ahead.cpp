@@ -113,9 +113,9 @@ std::vector<HostAhead::Reading> HostAhead::claim_needed_next(bool* lacks_room) {
   return readings;
 }
 
-// Whether one of them could make room. Only a thread that has claimed an extent may look at its
-// block. The extents needed last are the ones that most likely could not, so the look begins with
-// those needed first.
+// Whether one of the candidates could make room. Only a thread that has claimed an extent may look
+// at its block. The extents needed last are the ones that most likely could not, so the look begins
+// with those needed first.
 bool HostAhead::is_any_in_host(std::span<const HostSpill::ColdExtent> candidates) {
   return std::ranges::any_of(candidates, [this](const HostSpill::ColdExtent& candidate) {
     if (!candidate.extent->claim_cold()) return false;
@@ -125,7 +125,7 @@ bool HostAhead::is_any_in_host(std::span<const HostSpill::ColdExtent> candidates
   });
 }
 
-// No block where there is no room. Half of the headroom is left to evictions.
+// Returns no block where there is no room. Half of the headroom is left to evictions.
 HostBlock HostAhead::take_spare_block(uint64_t bytes) {
   const uint64_t needed_bytes = bytes + headroom_bytes_ / 2;
   const uint64_t free = free_bytes();  // other threads change it
@@ -136,7 +136,7 @@ HostBlock HostAhead::take_spare_block(uint64_t bytes) {
 }
 
 // Gives up the claim on each extent as soon as its bytes are there, since its op may wait for it.
-// Whether all of them arrived.
+// Returns whether all of them arrived.
 bool HostAhead::read_back(const std::vector<Reading>& readings) {
   std::vector<SlotRead> reads;
   reads.reserve(readings.size());
@@ -154,9 +154,9 @@ bool HostAhead::read_back(const std::vector<Reading>& readings) {
   return result.done == readings.size();
 }
 
-// One batch at a time, so that the worker sees in between whether room or bytes are wanted. Where
-// nothing came of it, the next block that is taken starts the next try. Where the disk is full, no
-// block does.
+// Copies one batch at a time, so that the worker sees in between whether room or bytes are wanted.
+// Where a batch copied nothing, the next block that is taken starts the next try. Where the disk is
+// full, no block does.
 void HostAhead::copy() {
   const uint64_t planned_bytes = spill_.copy_ahead_bytes();
   const uint64_t there_bytes = spill_.disk().used_bytes();

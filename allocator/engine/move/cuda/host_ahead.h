@@ -45,21 +45,21 @@ class HostAhead {
   HostAhead& operator=(const HostAhead&) = delete;
 
   /// From now on the worker keeps this much of the host's budget free, reads and copies ahead.
-  /// Until then nothing is done. Once at most.
+  /// Until then nothing is done. Call once at most.
   void start(uint64_t headroom_bytes);
 
-  /// A block was taken. Cheap.
+  /// Call when a block was taken. The call is cheap.
   void on_use() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
     if (free_bytes() < headroom_bytes_ / 2 || lacks_copies()) nudge();
   }
-  /// Call when this many bytes are back on the GPU; their copies are spare now. Cheap.
+  /// Call when this many bytes are back on the GPU; their copies are spare now. The call is cheap.
   void on_fetch(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ == 0) return;
     // The set of extents that are needed next has changed by some part.
     if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
   }
-  /// Another plan is followed, or none any more.
+  /// Call when another plan is followed, or none any more.
   void on_plan() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ > 0) nudge();
   }

@@ -80,7 +80,8 @@ void HostBlocks::read_back(FetchBatch* batch) {
   }
 }
 
-// Leaves to be brought those that have a block now, and returns those that had none before.
+// Leaves in the batch, to be brought, the extents that have a block now. Returns those that had
+// none before.
 std::vector<CudaExtent*> HostBlocks::take_blocks(FetchBatch* batch) {
   std::vector<CudaExtent*> with_block;
   std::vector<CudaExtent*> on_disk;

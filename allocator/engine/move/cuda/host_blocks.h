@@ -6,7 +6,8 @@
 // (engine/move/cuda/host_spill.h), and at last what is on its way back leaves a copy that can be
 // spared.
 //
-// Owns nothing: a block belongs to the extent that it is given to, and that extent to the caller.
+// HostBlocks owns nothing: a block belongs to the extent that it is given to, and that extent to
+// the caller.
 //
 // Threads: any. A thread that takes a block holds a MigrationPermit. No lock is held across an I/O.
 #pragma once
@@ -32,16 +33,17 @@ class HostBlocks {
   /// Whether blocks of cold extents can be demoted to a disk, and read back.
   bool has_disk() const { return parts_.spill != nullptr; }
 
-  /// A block as far as that is quick: none where host memory has to grow or a demotion to make
-  /// room.
+  /// Takes a block as far as that is quick; none where host memory has to grow or a demotion has to
+  /// make room.
   HostBlock take_at_once(uint64_t bytes);
-  /// A block, once there is room for it. kUnavailable where another moment is a better one.
+  /// Takes a block once there is room for it. kUnavailable where another moment is a better one.
   Result<HostBlock> take(uint64_t bytes);
-  /// A block, beyond the budget if need be: an op cannot be told that there is no room.
+  /// Takes a block, beyond the budget if need be: an op cannot be told that there is no room.
   Result<HostBlock> take_for_op(uint64_t bytes);
 
-  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Leaves to be
-  /// brought those whose bytes are in host memory then. The thread waits for the disk.
+  /// Gives a block to each extent that lies on disk alone, and reads its slot into it. Leaves in
+  /// the batch, to be brought, those whose bytes are in host memory then. The thread waits for the
+  /// disk.
   void read_back(FetchBatch* batch);
 
  private:

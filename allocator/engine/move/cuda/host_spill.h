@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HostSpill: the disk below host memory. Where host memory is short, the copies of the coldest
-// extents are demoted: written to slots of the disk tier, their blocks given back. It also reads
-// slots back (engine/move/slot_reader.h).
+// extents are demoted: written to slots of the disk tier, their blocks given back. HostSpill also
+// reads slots back (engine/move/slot_reader.h).
 //
 // A demotion of a batch of cold extents
 //   1. claims each (busy; it stays cold). An extent that has a slot already, because it was read
@@ -51,7 +51,7 @@ namespace tencache {
 
 class HostSpill {
  public:
-  /// All of them outlive the spill.
+  /// The arguments outlive the spill.
   HostSpill(CudaHeap& heap, DiskTier& disk, MoveLedger& ledger)
       : heap_(heap), disk_(disk), ledger_(ledger) {}
   HostSpill(const HostSpill&) = delete;
@@ -67,8 +67,8 @@ class HostSpill {
   /// tells that nothing can go. REQUIRES: the thread holds a MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// While these know anything, extents they do not know go first, then those needed last; else
-  /// those used longest ago.
+  /// Sets who tells the next uses; null: nobody. While `next_uses` knows anything, extents that it
+  /// does not know go first, then those needed last; else those used longest ago.
   void set_next_uses(const NextUses* next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   struct ColdExtent {
@@ -78,7 +78,8 @@ class HostSpill {
     uint64_t last_use_at = 0;
   };
   static constexpr uint64_t kUnknown = ~uint64_t{0};
-  /// Nobody has claimed them yet: each may be freed meanwhile, and allocated anew.
+  /// The extents that are cold now. Nobody has claimed them yet: each may be freed meanwhile, and
+  /// allocated anew.
   std::vector<ColdExtent> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
   /// How much of what is cold is to lie on disk, too; 0 without a plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
@@ -86,11 +87,11 @@ class HostSpill {
   /// leaves them their blocks. False where the disk has no room for all of it: no slot is given up
   /// for a copy that may wait. REQUIRES: as demote(), and an OtherClaim.
   bool copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
-  /// What is worth reading at once.
+  /// How many bytes are worth reading at once.
   uint64_t read_batch_bytes() const;
 
-  /// As long as it lives, the thread may have claimed extents for something else than a demotion.
-  /// One at a time.
+  /// A scope in which the thread may have claimed extents for something other than a demotion.
+  /// There is one at a time.
   class OtherClaim {
    public:
     explicit OtherClaim(HostSpill& spill) TENCACHE_EXCLUDES(spill.mutex_);
@@ -111,7 +112,7 @@ class HostSpill {
     add(ledger_.stats.disk_read_bytes, bytes);
     read_speed_.add(bytes, ns);
   }
-  /// As tencache::read_slots(); learns the disk's speed from it.
+  /// Calls tencache::read_slots(), and learns the disk's speed from it.
   SlotReadResult read_slots(std::span<const SlotRead> reads,
                             const std::function<void(size_t index)>& on_read);
 

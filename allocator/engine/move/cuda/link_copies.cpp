@@ -40,7 +40,7 @@ Status LinkCopies::measure(CUdeviceptr address, const HostBlock& block) {
   return Status::ok();
 }
 
-// Each way twice: the first copy pays for what the driver does once.
+// Copies each way twice: the first copy pays for what the driver does once.
 Result<LinkCopies::Times> LinkCopies::time_copies(CUdeviceptr address, const HostBlock& block) {
   Times times;
   for (int round = 0; round < 2; ++round) {

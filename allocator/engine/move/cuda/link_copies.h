@@ -6,7 +6,7 @@
 // a few pinned buffers (engine/move/cuda/staged_copies.h); the calling thread does half of the
 // copying.
 //
-// Owns the choice of the way, and tells how much the link moves at a time.
+// LinkCopies owns the choice of the way, and tells how much the link moves at a time.
 //
 // Threads: any; measure() on one, before any other.
 #pragma once
@@ -24,8 +24,8 @@
 
 namespace tencache {
 
-/// For blocks that are not pinned; null: left to the driver. One for each direction: what comes
-/// back must not wait for what leaves, which waits for the program's work.
+/// The rings for blocks that are not pinned; null: the driver copies those. Each direction has its
+/// own: what comes back must not wait for what leaves, which waits for the program's work.
 struct StagingRings {
   StagingRing* out = nullptr;
   StagingRing* in = nullptr;
@@ -33,13 +33,14 @@ struct StagingRings {
 
 class LinkCopies {
  public:
-  /// `kernel` may be null. All outlive it.
+  /// `kernel` may be null. Parts, rings and kernel outlive this object.
   LinkCopies(const StreamParts& parts, const StagingRings& staging, const CopyKernel* kernel)
       : parts_(parts), staging_(staging), kernel_(kernel) {}
   LinkCopies(const LinkCopies&) = delete;
   LinkCopies& operator=(const LinkCopies&) = delete;
 
-  /// Copies the block out and back by each way; the faster one is used from then on. Waits for it.
+  /// Copies the block out and back by each way; the faster one is used from then on. Waits for the
+  /// copies.
   Status measure(CUdeviceptr address, const HostBlock& block);
 
   /// Queues a copy on the stream of evictions. After a refusal a part of it may be under way.
@@ -50,7 +51,7 @@ class LinkCopies {
 
   /// How many bytes the link moves in this many seconds.
   uint64_t bytes_in(double link_s) const;
-  /// As Mover::bytes_at_once().
+  /// Does the work of Mover::bytes_at_once().
   uint64_t bytes_at_once() const;
 
  private:
@@ -65,7 +66,8 @@ class LinkCopies {
   const StreamParts& parts_;
   const StagingRings staging_;
   const CopyKernel* const kernel_;
-  // Null: the copy engines do it. Constant once the link is measured.
+  // Where a kernel is null, the copy engines make the copies. Both are constant once the link is
+  // measured.
   const CopyKernel* kernel_out_ = nullptr;
   const CopyKernel* kernel_in_ = nullptr;
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Moment: one mark on each stream that has used the extents being evicted. It covers all work that
-// was queued on these streams so far. Moments: makes them and keeps the latest, oldest first. An
-// extent that was not used since a moment waits for that one, and not for what a program that is
-// ahead of its GPU has queued since.
+// was queued on these streams so far. Moments: makes moments and keeps the latest, the oldest
+// first. An extent that was not used since a moment waits for that one, and not for what a program
+// that is ahead of its GPU has queued since.
 //
 // Threads: any. mutex_ is a leaf and held for bookkeeping only, never across a call of the driver.
 #pragma once
@@ -43,8 +43,8 @@ class Moments {
   StreamSet users_of(const Extent& extent) const {
     return extent.used_by.load(std::memory_order_relaxed) & ~evictions_;
   }
-  /// Marks the streams that have used what is requested to leave. Null when they cannot be marked
-  /// now; then they are when the request is carried out.
+  /// Marks the streams that have used what is requested to leave. Null when the streams cannot be
+  /// marked now; then they are marked when the request is carried out.
   MomentPtr mark_users(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
   /// The first moment known after the last use; null when the extent was used since the last
   /// moment, or when that cannot be told.

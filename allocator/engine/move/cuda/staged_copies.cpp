@@ -7,7 +7,7 @@
 
 namespace tencache {
 
-// All copies to the host have ended by then; only copies to the device are left.
+// All copies to the host have ended by now; only copies to the device are left.
 StagedCopies::~StagedCopies() {
   const Status finished = finish();
   if (!finished.is_ok()) (void)fail(finished);

@@ -6,8 +6,8 @@
 // gives the buffers back.
 //
 // Order: a copy begins after what the stream was given before, and what the stream is given next
-// begins after it, as with a plain copy. The calling thread takes part in it: to_device() returns
-// when the last bytes are in buffers, to_host() when all are in host memory.
+// begins after it, as with a plain copy. The calling thread takes part in the copying: to_device()
+// returns when the last bytes are in buffers, to_host() when all are in host memory.
 //
 // A thread that holds buffers waits for its own copies and never for another thread's buffers. One
 // that holds none waits for those of others, which go on. So no two threads wait for each other.
@@ -27,7 +27,7 @@ namespace tencache {
 
 class StagedCopies {
  public:
-  /// Both outlive it.
+  /// `stream` and `ring` outlive this object.
   StagedCopies(CopyStream& stream, StagingRing& ring) : stream_(stream), ring_(ring) {}
   ~StagedCopies();
   StagedCopies(const StagedCopies&) = delete;

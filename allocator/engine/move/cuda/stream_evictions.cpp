@@ -32,8 +32,9 @@ std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, u
   return requests.first(count);
 }
 
-// A program that is ahead of the link gives up what it has not used yet on the device. It arrives
-// before that use, which its eviction waits for in any case.
+// The first extent that is requested to leave while it is on its way here. A program that is ahead
+// of the link gives up what it has not used yet on the device. Such an extent arrives before that
+// use, which its eviction waits for in any case.
 const Extent* first_arriving(std::span<const MoveRequest> requests) {
   for (const MoveRequest& request : requests) {
     if (!request.is_current() || request.is_outdated()) continue;
@@ -77,7 +78,7 @@ void StreamEvictions::evict(EvictionSource& source) {
 }
 
 // An eviction that is put off finds host memory once those before it are cold and can be demoted.
-// Before more is taken from the source, it is tried again.
+// Before more is taken from the source, such an eviction is tried again.
 void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSource& source) {
   bool is_first = true;
   for (bool may_put_off = blocks_.has_disk(); !requests.empty();) {
@@ -89,7 +90,8 @@ void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSou
   }
 }
 
-// Marks the users of what has no mark, for this time and the next.
+// Takes requests from the source. Where one has no mark, this marks the users, for this time and
+// the next.
 std::vector<MoveRequest> StreamEvictions::take(EvictionSource& source, uint64_t bytes_under_way) {
   std::vector<MoveRequest> requests = source.take(bytes_under_way);
   const auto is_marked = [](const MoveRequest& request) { return request.queued != nullptr; };
@@ -255,7 +257,8 @@ Status StreamEvictions::ensure_block(CudaExtent* extent) {
 
 // Evictions that could be queued stay in the part.
 void StreamEvictions::queue(Part& part, Run* run) {
-  // A thread that frees one from now on waits for hash and copy before the memory is used again.
+  // A thread that frees one of these extents from now on waits for hash and copy before the memory
+  // is used again.
   std::erase_if(part.dirty, [&](const Eviction& eviction) {
     eviction.extent->note_streams(parts_.streams.eviction_numbers);
     if (eviction.extent->reaffirm_eviction()) return false;
@@ -298,7 +301,7 @@ void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
   }
 }
 
-// Gives up the evictions from that one on. A part of what was refused may be under way; block and
+// Gives up the evictions from `first` on. A part of what was refused may be under way; block and
 // hash must be nobody else's until it has ended.
 void StreamEvictions::fail_from(size_t first, const Status& failure,
                                 std::vector<Eviction>& evictions, Run* run) {
@@ -354,8 +357,8 @@ Status StreamEvictions::let_wait(CopyStream& stream, const std::vector<Eviction>
   return wait_for(users, &stream);
 }
 
-// Waits for all that the users have been given by now: the stream does, or this thread if that is
-// null.
+// Waits for all that the users have been given by now: the stream does, or this thread if `stream`
+// is null.
 Status StreamEvictions::wait_for(StreamSet users, CopyStream* stream) {
   std::vector<StreamMark> marks;
   const Status marked = parts_.heap.streams().mark_all(users, &marks);

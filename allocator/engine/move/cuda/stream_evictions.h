@@ -68,9 +68,9 @@ class StreamEvictions {
         link_(link),
         moments_(parts.heap.streams(), parts.streams.eviction_numbers) {}
 
-  /// As Mover::evict_requested().
+  /// Does the work of Mover::evict_requested().
   void evict(EvictionSource& source);
-  /// As Mover::queued_work().
+  /// Does the work of Mover::queued_work().
   MomentPtr mark_users(std::span<const MoveRequest> requests) {
     return moments_.mark_users(requests);
   }
@@ -86,7 +86,7 @@ class StreamEvictions {
     StreamMark done = {};                              // with the users, the copy, the last hash
     MomentPtr users_done = {};                         // covers every use; null: is not known
   };
-  /// What is moved at a time.
+  /// The evictions that are moved at a time.
   struct Part {
     std::vector<Eviction> clean;  // presumed so: no copy
     std::vector<Eviction> dirty;

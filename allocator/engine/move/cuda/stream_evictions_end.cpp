@@ -40,10 +40,10 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
   }
 }
 
-// Streams that the program has announced may have queued uses since the copy, by no op. This waits
-// for all that they have been given by now, which may take as long as the program is ahead of its
-// GPU. So the extents are not sealed yet: an op that names one, or its free, calls the eviction
-// off.
+// Streams that the program has announced may have queued uses since the copy that belong to no op.
+// This waits for all that the streams have been given by now, which may take as long as the program
+// is ahead of its GPU. So the extents are not sealed yet: an op that names one, or its free, calls
+// the eviction off.
 void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     if (eviction.users_done != nullptr) return false;
@@ -53,7 +53,7 @@ void StreamEvictions::await_recorded(std::vector<Eviction>& evictions, Run* run)
   });
 }
 
-// Seals those that were not used since the claim; the others are given up.
+// Seals the extents that were not used since the claim; the others are given up.
 void StreamEvictions::seal(std::vector<Eviction>& evictions) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const bool is_sealed =
@@ -128,7 +128,8 @@ void StreamEvictions::try_again(const Eviction& eviction, Run* run) {
 
 void StreamEvictions::fail(const Eviction& eviction, const Status& failure, Run* run) {
   abandon(eviction);
-  // Not now: a stream captures a graph, or other threads evict as well.
+  // The extent cannot leave now, which is no failure: a stream captures a graph, or other threads
+  // evict as well.
   if (failure.code() == StatusCode::kUnavailable) return;
   parts_.ledger.count_failure(failure, 1, "on the GPU", &run->result);
 }

@@ -53,7 +53,8 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
       if (late.count > 0) last_late = extent;
       if (wait != nullptr) wait->add(late);
       if (is_coming) continue;
-      // An eviction that was sealed before our pin went through, or a fetch that was refused.
+      // The extent is cold: an eviction went through that was sealed before our pin, or a fetch was
+      // refused.
       const bool is_left = std::ranges::find(left_cold, extent) != left_cold.end();
       if (!is_left || *tries > 1) cold_again.push_back(extent);
     }
@@ -104,9 +105,10 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
       std::this_thread::yield();  // it is about to take off, or has just landed
       continue;
     }
-    // A busy one is being demoted, which our pin calls off.
+    // A busy cold extent is being demoted, which our pin calls off.
     if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
-    // It was freed meanwhile: a launch may pass on stale addresses, and that memory was not needed.
+    // The extent was freed meanwhile: a launch may pass on stale addresses, and that memory was not
+    // needed.
     if (state == ExtentState::kVacant || state == ExtentState::kCached) return true;
     extent->wait_while(word);
     has_waited = true;
@@ -159,13 +161,15 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
   while (claimed_bytes < link_.bytes_at_once()) {
     const std::optional<MoveRequest> request = requests.take();
     if (!request) break;
-    // An op that has it pinned, cold as it is, lets this request go first (wait_while_ahead).
+    // An op that has the extent pinned, cold as it is, lets this request go first
+    // (wait_while_ahead).
     const bool is_awaited = Extent::pins_of(request->extent->load()) > 0;
     if (!request->is_current() || (request->is_outdated() && !is_awaited)) continue;
     wait_while_sealing(*request->extent);
     if (!claim_when_demoted(request->extent)) continue;
     const uint64_t bytes = request->extent->bytes;
-    // Told before the room is taken, so that a thread which misses the room finds out why.
+    // The ledger is told before the room is taken, so that a thread which misses the room finds out
+    // why.
     parts_.ledger.bytes_ahead.fetch_add(bytes);
     if (!parts_.heap.budget().try_reserve(bytes)) {
       parts_.ledger.bytes_ahead.fetch_sub(bytes);
@@ -191,8 +195,8 @@ bool StreamFetches::claim_when_demoted(Extent* extent) {
   return true;
 }
 
-// In parts with a mark each, so that an op that needs a small extent does not wait for a large one
-// after it.
+// Brings the extents in parts with a mark each, so that an op that needs a small extent does not
+// wait for a large one after it.
 void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   FetchBatch batch = {.is_ahead = true};
   uint64_t part_bytes = 0;
@@ -207,7 +211,8 @@ void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   if (!batch.extents.empty()) bring(&batch);
 }
 
-// Afterwards those extents are still to be brought that found no room in host memory.
+// Brings the extents of the batch. Afterwards those are still to be brought that found no room in
+// host memory.
 void StreamFetches::bring(FetchBatch* batch) {
   const auto is_fetching = [](const CudaExtent* extent) {
     return extent->state() == ExtentState::kFetching;
@@ -255,7 +260,7 @@ void StreamFetches::bring_directly(FetchBatch* batch, CopyStream& stream) {
     direct_reads_.close(status);
   }
   if (arrived.empty()) return;
-  // The mark is reached already, as far as that can be said; a flight has one.
+  // The mark is reached already, as far as that can be said; a flight needs one.
   StreamMark mark;
   (void)stream.mark().move_to(&mark);
   flights_.take_off(arrived, std::move(mark), parts_.heap.streams().set_of(stream.handle()),
@@ -302,7 +307,7 @@ Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& 
   return status;
 }
 
-// REQUIRES: no work that uses them is queued.
+// REQUIRES: no work that uses the frames is queued.
 void StreamFetches::take_away_frames(std::span<CudaExtent* const> extents) {
   for (CudaExtent* extent : extents) {
     const Status unmapped = parts_.heap.take_away_frame(extent);

@@ -3,9 +3,9 @@
 // StreamFetches: fetches cold extents from host memory, and the disk below it, to a GPU. A fetch of
 // an extent E
 //   1. claims E; an extent that another thread brings is awaited at the end,
-//   2. takes room in the budget. Fetches ahead of use never exceed it. An op waits for it: what it
-//      names comes one by one then, each as soon as it finds room, so that both directions of the
-//      link are busy,
+//   2. takes room in the budget. Fetches ahead of use never exceed it. An op waits for room: what
+//      the op names comes one by one then, each extent as soon as it finds room, so that both
+//      directions of the link are busy,
 //   3. reads E back where it lies on disk alone, takes a frame and maps it on the host, because the
 //      driver checks addresses when work is queued, then queues the copy and marks it. E takes off
 //      (engine/move/cuda/flights.h) and is Arriving until the mark is reached,
@@ -30,8 +30,9 @@
 //   1. An extent that was claimed has taken off or is cold when a call returns.
 //   2. An extent that takes off has a frame, room in the budget, and its bytes queued.
 //
-// Threads: any; no lock of its own. The thread holds a MigrationPermit while it queues and reads,
-// and none while it waits for room on the GPU. It makes room in host memory under its permit.
+// Threads: any; StreamFetches has no lock of its own. The thread holds a MigrationPermit while it
+// queues and reads, and none while it waits for room on the GPU. It makes room in host memory under
+// its permit.
 #pragma once
 
 #include <atomic>
@@ -58,7 +59,7 @@ namespace tencache {
 
 class StreamFetches {
  public:
-  /// `direct` may be null. All outlive it.
+  /// `direct` may be null. The arguments outlive this object.
   StreamFetches(const StreamParts& parts, Flights& flights, HostBlocks& blocks, LinkCopies& link,
                 DirectStorage* direct)
       : parts_(parts),
@@ -69,8 +70,8 @@ class StreamFetches {
   StreamFetches(const StreamFetches&) = delete;
   StreamFetches& operator=(const StreamFetches&) = delete;
 
-  /// Mover::fetch and Mover::prefetch. Where the driver refuses, the extent stays cold and a
-  /// warning says so.
+  /// These do the work of Mover::fetch and Mover::prefetch. Where the driver refuses, the extent
+  /// stays cold and a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait);
   uint64_t prefetch(RequestSource& requests);
 

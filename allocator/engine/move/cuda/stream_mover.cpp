@@ -14,7 +14,7 @@
 namespace tencache {
 namespace {
 
-// How late a thread finds out that the device has caught up, and may wait for it.
+// How late a thread finds out that the device has caught up and may be waiting for that thread.
 constexpr std::chrono::microseconds kAheadPoll{50};
 
 }  // namespace
@@ -47,7 +47,8 @@ StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& 
       evictions_(parts_, flights_, blocks_, link_),
       fetches_(parts_, flights_, blocks_, link_, below.direct) {}
 
-// The heap asks about the streams that have used its memory to the end, and these are gone then.
+// The heap asks about the streams that have used its memory to the end, and the mover's own are
+// gone then.
 StreamMover::~StreamMover() {
   flights_.settle(true);
   for (const auto* stream : {&streams_.out, &streams_.hash, &streams_.proof, &streams_.in_on_demand,
@@ -78,7 +79,7 @@ Status StreamMover::measure_link(uint64_t bytes) {
   bytes = bytes / kGranuleBytes * kGranuleBytes;
   if (bytes == 0) return Status::ok();
   const Result<HostBlock> block = host_.allocate(bytes);
-  // Evictions will say so, should it come to any.
+  // Evictions will say that host memory is lacking, should it come to any.
   if (!block.is_ok()) return Status::ok();
   const Result<Allocation> probe =
       heap.allocate(bytes, heap.streams().set_of(streams_.out->handle()));
@@ -95,8 +96,8 @@ Status StreamMover::measure_link(uint64_t bytes) {
 EvictionResult StreamMover::evict(std::span<Extent* const> extents) {
   std::vector<MoveRequest> requests;
   requests.reserve(extents.size());
-  // A thread may read the bytes only once it has claimed the extent: until then it may be freed,
-  // and become another one.
+  // A thread may read an extent's size only once it has claimed the extent: until then the extent
+  // may be freed, and become another one.
   for (Extent* extent : extents) {
     requests.push_back({extent, extent->id.load(), 0, MoveRequest::kAtAnyTime});
   }

@@ -14,7 +14,7 @@
 //   StreamEvictions  claim, copy, proof, leave               engine/move/cuda/stream_evictions.h
 //   StreamFetches    claim, room, frames, copies             engine/move/cuda/stream_fetches.h
 //
-// Owns the parts and the streams, and nothing of a move.
+// StreamMover owns the parts and the streams, and nothing of a move.
 //
 // Threads: any. Moments and Flights have a lock each, a leaf that is never held across a call of
 // the driver. HostSpill has two of its own, HostAhead one.
@@ -61,20 +61,20 @@ struct DeviceKernels {
 
 class StreamMover final : public Mover {
  public:
-  /// All but the streams outlive the mover, which has these.
+  /// All but the streams outlive the mover, which owns the streams.
   StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
               const DeviceKernels& kernels, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
   ~StreamMover() override;
 
   /// From now on a thread keeps this much of the host's budget free, where there is a disk below
-  /// it. Once at most.
+  /// it. Call once at most.
   void keep_host_free(uint64_t headroom_bytes);
 
   /// Copies this many bytes to the host and back, as far as the budget has room for them, so that
   /// the first plan knows the link, by the copy engines and by the kernel: the faster one is used
-  /// from then on. Waits for it; the driver has the memory again afterwards. REQUIRES: nothing is
-  /// migrated yet, and nothing is cached that is to stay.
+  /// from then on. Waits for the copies; the driver has the memory again afterwards. REQUIRES:
+  /// nothing is migrated yet, and nothing is cached that is to stay.
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;

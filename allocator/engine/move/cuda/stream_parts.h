@@ -5,7 +5,7 @@
 // Each direction of the link has a stream of its own. Fetches that ops wait for do not queue behind
 // those ahead of use, nor hashes that pins wait for behind copies.
 //
-// Threads: constant once the mover is made.
+// Threads: any; nothing changes once the mover is made.
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ struct CopyStreams {
   std::unique_ptr<CopyStream> in_ahead;
   StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
-  /// REQUIRES: before the program's streams, so that each gets a bit of its own.
-  /// Copies to the host heed `pause`; null: they go on.
+  /// REQUIRES: the program's streams have no numbers yet, so that each of these gets a bit of its
+  /// own. Copies to the host heed `pause`; null: they go on.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
                                     const CopyPause* pause);
 };
