@@ -141,15 +141,16 @@ class Engine final : private PlanSink {
   Parts parts_;
   std::unique_ptr<Chaos> chaos_;
   std::unique_ptr<MachineMeter> machine_;
-  // The threads of the members below use members above them. Destruction runs from the bottom up,
-  // so each thread ends before those members do.
+  // The threads of the members below use members above them (a warning of the evictor's names the
+  // op that the gate has open). Destruction runs from the bottom up, so each thread ends before
+  // those members do.
   std::unique_ptr<Prefetcher> prefetcher_;
   std::unique_ptr<PlanCursor> cursor_;
   std::unique_ptr<UpcomingUses> upcoming_;
   std::unique_ptr<Neighbours> neighbours_;
+  std::unique_ptr<Gate> gate_;
   std::unique_ptr<Evictor> evictor_;
   std::unique_ptr<Learner> learner_;
-  std::unique_ptr<Gate> gate_;
   std::atomic<bool> is_passive_{false};
 };
 
