@@ -133,7 +133,7 @@ class Guarded<kSymbol, CUresult(Arguments...)> {
     return is_per_thread ? serve<true>(real) : serve<false>(real);
   }
 
-  /// For callers that are linked with the function and come here with every call.
+  /// Serves callers that are linked with the function and come here with every call.
   static CUresult call_linked(bool is_per_thread, Arguments... arguments) {
     static const std::array<Real, 2> reals = {
         driver_function<Real>(kSymbol.text),
@@ -287,7 +287,8 @@ using LibraryUnload = Guarded<"cuLibraryUnload", decltype(::cuLibraryUnload)>;
     return LaunchCooperative::call_linked(is_per_thread, kernel, grid_x, grid_y, grid_z, block_x, \
                                           block_y, block_z, shared_bytes, stream, arguments);     \
   }
-// For programs compiled for the legacy default stream, and for the per-thread one.
+// The first line serves programs compiled for the legacy default stream, the second those compiled
+// for the per-thread one.
 TENCACHE_GUARD_LAUNCHES(, false)
 TENCACHE_GUARD_LAUNCHES(_ptsz, true)
 #undef TENCACHE_GUARD_LAUNCHES
@@ -296,7 +297,8 @@ extern "C" TENCACHE_API CUresult cuStreamDestroy_v2(CUstream stream) {
   return StreamDestroy::call_linked(false, stream);
 }
 
-// From before CUDA 4.0, with the same meaning. NOLINTNEXTLINE(readability-identifier-naming)
+// The function's name before CUDA 4.0, with the same meaning.
+// NOLINTNEXTLINE(readability-identifier-naming)
 extern "C" TENCACHE_API CUresult cuStreamDestroy(CUstream stream) {
   return StreamDestroy::call_linked(false, stream);
 }

@@ -27,7 +27,7 @@ namespace tencache::guard {
 /// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". For a symbol
 /// that the guard has no function for, it is `real`, the driver's.
 void* guarded_symbol(std::string_view symbol, void* real);
-/// The same for cuGetProcAddress() with these arguments.
+/// The function to serve, likewise, for cuGetProcAddress() with these arguments.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);
 
 }  // namespace tencache::guard

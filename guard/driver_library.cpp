@@ -22,14 +22,14 @@ Dlsym find_dlsym() {
 
 }  // namespace
 
-// Called before this library's static objects exist: other libraries' constructors call dlsym.
+// Other libraries' constructors call dlsym before this library's static objects exist.
 Dlsym real_dlsym() {
   static const Dlsym real = find_dlsym();
   return real;
 }
 
 void* find_in_driver(const char* name) {
-  // Never closed, as the driver itself never leaves a process.
+  // The library is never closed: the driver itself never leaves a process either.
   void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return library != nullptr ? real_dlsym()(library, name) : nullptr;
 }

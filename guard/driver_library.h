@@ -8,7 +8,7 @@ namespace tencache::guard {
 
 using Dlsym = void* (*)(void* library, const char* name) noexcept;
 
-/// The C library's dlsym(). Never null.
+/// The C library's dlsym(). It is never null.
 Dlsym real_dlsym();
 
 /// The driver's function of exactly this name, e.g. "cuMemcpyHtoD_v2"; null if there is none.

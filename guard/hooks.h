@@ -13,7 +13,7 @@
 
 namespace tencache::guard {
 
-/// Null until there is a core that uses a GPU.
+/// The hooks; null until there is a core that uses a GPU.
 const tencache_guard_hooks* installed_hooks();
 
 /// The addresses in watched memory that one call may use. They are candidates; the core looks them

@@ -22,7 +22,7 @@
 namespace tencache::guard {
 namespace {
 
-// The first form is from before CUDA 12.0, the second is since then.
+// The first form is from before CUDA 12.0, the second has existed since then.
 using Get = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags);
 using GetWithStatus = CUresult (*)(const char* name, void** entry, int version, cuuint64_t flags,
                                    CUdriverProcAddressQueryResult* status);
@@ -80,13 +80,13 @@ CUresult get_with_status(const char* name, void** entry, int version, cuuint64_t
 bool is_of_driver(const void* function) {
   Dl_info library;
   if (dladdr(function, &library) == 0 || library.dli_fname == nullptr) return false;
-  // Not basename(), which the program may define as well.
+  // basename() does not serve here, because the program may define it as well.
   const char* const slash = strrchr(library.dli_fname, '/');
   const std::string_view file = slash != nullptr ? slash + 1 : library.dli_fname;
   return file.starts_with("libcuda.so");
 }
 
-// Null if the guard does not serve this function.
+// The guard's function for this name; null if the guard does not serve it.
 __attribute__((noinline)) void* find_guarded(void* library, const char* name) {
   if (library == RTLD_NEXT || library == RTLD_DEFAULT) return nullptr;
   void* const real = real_dlsym()(library, name);

@@ -41,7 +41,8 @@ struct KernelLayout {
 
 class KernelArguments {
  public:
-  /// The process's one instance. Never destroyed: kernels are launched while the process exits.
+  /// The process's one instance. It is never destroyed: kernels are launched while the process
+  /// exits.
   static KernelArguments& instance();
 
   /// The layout lives for ever.

@@ -13,7 +13,8 @@
 // TENCACHE=0 switches it off. A program that cannot be enabled ends with status 2 and a message,
 // since it asked for a budget.
 //
-// Threads: the one that starts the program. The state is what main() needs to find the program's.
+// Threads: the one that starts the program. The only state is program_main, through which
+// enabled_main() reaches the program's own main().
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
@@ -49,7 +50,7 @@ Main program_main = nullptr;
 }
 
 int is_libtorch(dl_phdr_info* library, size_t /*bytes*/, void* /*data*/) {
-  // Not basename(), which the program may define as well.
+  // basename() does not serve here, because the program may define it as well.
   const char* const slash = strrchr(library->dlpi_name, '/');
   const char* const file = slash != nullptr ? slash + 1 : library->dlpi_name;
   return strncmp(file, kLibtorch, strlen(kLibtorch)) == 0 ? 1 : 0;

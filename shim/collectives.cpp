@@ -72,12 +72,12 @@ struct Pending {
 
 struct PendingList {
   std::mutex mutex;
-  // Guarded by mutex, which is never held while a Work is asked or destroyed: both may take the
-  // GIL.
+  // `mutex` guards the entries. No thread holds it while it asks or destroys a Work: both may take
+  // the GIL.
   std::vector<Pending> entries;
 };
 
-// Never destroyed: a process group's threads may outlive static destruction.
+// The list is never destroyed: a process group's threads may outlive static destruction.
 PendingList& pending() {
   static auto* const instance = new PendingList;
   return *instance;
@@ -187,7 +187,8 @@ class CollectiveKernel final : public c10::OperatorKernel {
     AccessList& accesses = cleared_thread_accesses();
     add_arguments(info_, kept, accesses);
     tencache_hold* hold = tencache_hold_accesses(accesses.data(), accesses.count(), 1);
-    // So it is in a capture, where the Work must not be asked, and on the per-thread stream.
+    // The core gives no hold in a capture, where the Work must not be asked, nor on the per-thread
+    // stream.
     if (hold == nullptr) return;
     if (is_grouped) {
       t_group.holds.push_back(hold);
@@ -222,7 +223,7 @@ std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
   return std::nullopt;
 }
 
-// Python cannot give a Work to a C function, but to an op.
+// Python can give a Work to an op, but not to a C function.
 torch::Library* install_groups() {
   auto* const library =
       new torch::Library(torch::Library::FRAGMENT, "tencache", std::nullopt, __FILE__, __LINE__);

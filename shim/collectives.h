@@ -36,10 +36,10 @@ void install_collectives();
 /// How many ops have such a kernel.
 size_t collective_count();
 
-/// Releases the holds of completed collectives. Not for the evictor's thread.
+/// Releases the holds of completed collectives. It is not for the evictor's thread.
 void release_completed_collectives();
 
-/// The same for the evictor's thread; it is the runtime's poll callback.
+/// Releases holds likewise on the evictor's thread; this is the runtime's poll callback.
 void poll_collectives();
 
 /// For fork_guard.h: take and release the list's lock around a fork, and empty the list in the

@@ -47,7 +47,7 @@ struct CpuAllocator final : c10::Allocator {
 }  // namespace
 
 void install_cpu_allocator() {
-  // Never destroyed: storages outlive static destruction.
+  // The allocator is never destroyed: storages outlive static destruction.
   static auto* const allocator = new CpuAllocator;
   c10::SetCPUAllocator(allocator, kPriorityMax);
 }

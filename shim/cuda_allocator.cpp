@@ -88,7 +88,8 @@ tencache_gpu* CudaAllocator::open_slow(c10::DeviceIndex index) {
   return gpu;
 }
 
-// Null for memory that this allocator did not give out.
+// The device whose memory contains the address; null for memory that this allocator did not give
+// out.
 CudaAllocator::Device* CudaAllocator::find_device(const void* address) {
   const int count = device_count_.load(std::memory_order_relaxed);
   for (int ordinal = 0; ordinal < count; ++ordinal) {
@@ -228,7 +229,7 @@ void CudaAllocator::note_core_event(void* device, int event, uintptr_t address, 
   of->allocator->trackers_.note_core_event(of->index, event, address, bytes);
 }
 
-// Null, with *error filled, on failure.
+// Returns null, with *error filled, on failure.
 void* CudaAllocator::try_malloc(Device& device, size_t bytes, cudaStream_t stream,
                                 tencache_error* error) {
   tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);

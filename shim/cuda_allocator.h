@@ -50,8 +50,8 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
   using Opener = std::function<tencache_gpu*(int ordinal, double fraction, tencache_error* error)>;
 
   CudaAllocator(const CudaCalls& calls, Opener open);
-  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: no memory that it
-  /// allocated is still in use.
+  /// Only tests destroy one: PyTorch keeps its allocator until the process ends. REQUIRES: no
+  /// memory that it allocated is still in use.
   ~CudaAllocator() override;
 
   // c10::Allocator
@@ -138,7 +138,8 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
 
  private:
   struct Device {
-    // Written once, with mutex_ held, after the arena: a thread that sees it also sees the arena.
+    // A thread that holds mutex_ writes it once, after the arena: a thread that sees it also sees
+    // the arena.
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
     c10::DeviceIndex index = 0;

@@ -75,7 +75,7 @@ cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
   const auto wanted = std::dynamic_pointer_cast<CudaPoolState>(state);
   TORCH_CHECK(wanted != nullptr, "The state of the private pool was not made by tencache.");
   CudaPools& pools = device_of(device).pools;
-  // Once they are freed, nobody can say any more what they were.
+  // Once the blocks are freed, nobody can say any more what they were.
   std::vector<std::pair<tencache_gpu_block, CudaHistory::Request>> before;
   CudaHistory::Context context;
   if (history_.is_on()) {

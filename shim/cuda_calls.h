@@ -29,7 +29,7 @@ struct CudaCalls {
                                  int source_device, size_t bytes, cudaStream_t stream) = nullptr;
   /// Lets the device use what other allocators have on the accessed one; throws on failure.
   void (*enable_peer)(c10::DeviceIndex device, c10::DeviceIndex accessed) = nullptr;
-  /// As current_stream(), but as PyTorch's type.
+  /// Returns what current_stream() does, as PyTorch's type.
   c10::Stream (*current_torch_stream)(c10::DeviceIndex device) = nullptr;
   /// Makes this the allocator that Python sees; may be null.
   void (*publish)(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) = nullptr;

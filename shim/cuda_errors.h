@@ -22,7 +22,7 @@ struct CudaMemoryState {
 };
 CudaMemoryState cuda_memory_state(tencache_gpu* gpu);
 
-/// As PyTorch writes sizes: "20.00 MiB".
+/// A size as PyTorch writes it: "20.00 MiB".
 std::string cuda_size_text(uint64_t bytes);
 
 /// c10::OutOfMemoryError; `reason` is the core's text.

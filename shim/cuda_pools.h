@@ -59,7 +59,7 @@ class CudaPools {
   /// Routes the streams that the filter accepts to the pool; the caller becomes its user.
   void begin(tencache_gpu* gpu, const Id& id, Filter filter);
   void end(const Id& id);
-  /// Whether anything is routed to a pool. One relaxed load.
+  /// Whether anything is routed to a pool. Costs one relaxed load.
   bool is_routing() const { return route_count_.load(std::memory_order_relaxed) > 0; }
 
   /// Allocates from the pool that this stream's allocations are routed to. False if there is none;
@@ -75,8 +75,8 @@ class CudaPools {
     std::vector<void*> freed;
     std::vector<void*> allocated;  // an address may be in both
   };
-  /// As tencache_gpu_restore_pool(); an error if the pool has no user. REQUIRES: the same of the
-  /// caller.
+  /// Does what tencache_gpu_restore_pool() does, and REQUIRES the same of the caller; an error if
+  /// the pool has no user.
   Restored restore(tencache_gpu* gpu, const CudaPoolState& state);
 
   /// Gives back the memory of released pools in which nothing is alive: of all, or of the one with

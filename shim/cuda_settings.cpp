@@ -43,8 +43,9 @@ std::string reason_for(const std::string& key) {
 }
 
 constexpr std::array kSettingsVariables = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"};
-// Why PyTorch refused the settings when they were read early; null if it did not. Written before
-// the allocator is in place, and never again.
+// Why PyTorch refused the settings when they were read early; null if it did not.
+// read_settings_with_backend() writes it before the allocator is in place, and nobody writes it
+// again.
 std::exception_ptr refusal;
 
 constexpr std::array kRegistrationVariables = {"TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",

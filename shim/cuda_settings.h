@@ -22,7 +22,7 @@ double configured_memory_fraction();
 /// Names the settings that have no effect, and why; empty if all have one. `settings` is as in
 /// PYTORCH_ALLOC_CONF.
 std::string ignored_settings(const std::string& settings, bool is_caching_off);
-/// The same for the settings in force in this process.
+/// Names them likewise among the settings in force in this process.
 std::string ignored_settings();
 
 /// Whether NCCL's process groups are to register all memory of the allocator

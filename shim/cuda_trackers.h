@@ -56,7 +56,7 @@ class SegmentTrackers {
 
   std::atomic<size_t> segment_count_{0};  // of pool_of_
   std::mutex mutex_;
-  // Guarded by mutex_.
+  // mutex_ guards both.
   std::vector<Tracker> trackers_;
   std::unordered_map<uintptr_t, c10::MempoolId_t> pool_of_;  // of each segment that a pool has
 };

@@ -21,8 +21,8 @@ namespace tencache::shim {
 /// Adds the callbacks. Call once, after the runtime has started.
 void install_gate_hooks();
 
-/// The runtime's arm callback: from now on operators are reported. Any thread, even inside an
-/// operator: a thread looks up its callbacks anew when its next event begins.
+/// The runtime's arm callback: from now on operators are reported. Any thread may call it, even
+/// inside an operator: a thread looks up its callbacks anew when its next event begins.
 void arm_gate_hooks();
 
 }  // namespace tencache::shim

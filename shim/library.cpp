@@ -28,7 +28,7 @@ namespace tencache::shim {
 namespace {
 
 std::mutex install_mutex;
-// Guarded by install_mutex.
+// install_mutex guards both.
 bool is_installed = false;
 std::string* refusal = nullptr;  // why PyTorch refused a door; never destroyed
 

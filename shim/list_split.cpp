@@ -433,7 +433,7 @@ std::string make_split_plan(const c10::FunctionSchema& schema, SplitPlan* plan) 
 }
 
 void install_list_split() {
-  // Never destroyed: its destructor would remove the kernels under running threads.
+  // The library is never destroyed: its destructor would remove the kernels under running threads.
   static auto* const library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   std::vector<c10::OperatorName> names = c10::Dispatcher::singleton().getAllOpNames();

@@ -31,7 +31,7 @@ class OperatorCache {
   }
 
  private:
-  // Enough that the few hundred operators of a program rarely collide.
+  // This is enough that the few hundred operators of a program rarely collide.
   static constexpr size_t kEntries = 1024;
 
   struct Entry {

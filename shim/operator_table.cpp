@@ -25,13 +25,13 @@ namespace {
 
 constexpr size_t kArgumentsMax = 64;
 
-// These announce that the caller is about to read the bytes: numpy(), tolist() and repr call them
-// on a tensor and then read it. Their schemas make them look like views.
+// These operators announce that the caller is about to read the bytes: numpy(), tolist() and repr
+// call them on a tensor and then read it. Their schemas make them look like views.
 constexpr std::array<std::string_view, 2> kReadersByCustom = {"aten::resolve_conj",
                                                               "aten::resolve_neg"};
 
-// These look only at sizes, strides, dtype and device of their tensors, which their schemas do not
-// say. Without this list a cold tensor would be fetched for nothing.
+// These operators look only at sizes, strides, dtype and device of their tensors, which their
+// schemas do not say. Without this list a cold tensor would be fetched for nothing.
 constexpr std::array<std::string_view, 21> kMetadataReaders = {
     "aten::empty_like",    "aten::zeros_like",  "aten::ones_like",
     "aten::full_like",     "aten::rand_like",   "aten::randn_like",
@@ -42,15 +42,15 @@ constexpr std::array<std::string_view, 21> kMetadataReaders = {
     "aten::is_contiguous", "aten::size",        "aten::_has_same_storage_numel",
 };
 
-// These change what a tensor says of its memory, or who else uses that, and touch no byte. Their
-// schemas call it a write.
+// These operators change what a tensor says of its memory, or who else uses the memory, and touch
+// no byte. Their schemas call that a write.
 constexpr std::array<std::string_view, 9> kMetadataWriters = {
     "aten::detach_",    "aten::t_",          "aten::transpose_",
     "aten::swapaxes_",  "aten::swapdims_",   "aten::squeeze_",
     "aten::unsqueeze_", "aten::as_strided_", "aten::record_stream",
 };
 
-// These read only the data of `self`; `other` gives a shape or dtype.
+// These operators read only the data of `self`; `other` gives a shape or dtype.
 constexpr std::array<std::string_view, 4> kShapeTakers = {"aten::expand_as", "aten::view_as",
                                                           "aten::reshape_as", "aten::type_as"};
 
@@ -58,12 +58,12 @@ using SymbolSet = std::unordered_set<c10::Symbol>;
 
 struct Table {
   std::mutex mutex;
-  // The key is the address of the name in the registered schema. Guarded by mutex; infos live for
-  // ever.
+  // The key is the address of the name in the registered schema. `mutex` guards the map. An info is
+  // never freed, because callers keep pointers to it.
   std::unordered_map<const char*, OperatorInfo*> by_name;
 };
 
-// Never destroyed: events may come from threads that outlive static destruction.
+// The table is never destroyed: events may come from threads that outlive static destruction.
 Table& table() {
   static auto* const instance = new Table;
   return *instance;

@@ -78,7 +78,7 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   return {address, address, &delete_raw, c10::Device(c10::DeviceType::CPU)};
 }
 
-// Null, with *error filled, on failure.
+// Returns null, with *error filled, on failure.
 void* PinnedAllocator::try_allocate(size_t bytes, tencache_error* error) {
   tencache_pinned* const memory = pinned();
   if (route_count_.load(std::memory_order_relaxed) > 0) [[unlikely]] {

@@ -54,8 +54,8 @@ class PinnedAllocator final : public at::HostAllocator {
 
   /// `previous` is the allocator installed before this one, or null.
   PinnedAllocator(const CudaCalls& calls, Opener open, at::HostAllocator* previous);
-  /// For tests: PyTorch keeps its allocator until the process ends. REQUIRES: no memory that it
-  /// allocated is still in use.
+  /// Only tests destroy one: PyTorch keeps its allocator until the process ends. REQUIRES: no
+  /// memory that it allocated is still in use.
   ~PinnedAllocator() override;
 
   // c10::Allocator

@@ -262,7 +262,7 @@ std::string why_schemas_differ() {
   return {};
 }
 
-// Through the part of the dispatcher that lies in its headers.
+// Calls an operator through the part of the dispatcher that lies in its headers.
 std::string why_calls_differ(const BlobTensor& target, const BlobTensor& source) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(kCopy, "");
   torch::jit::Stack stack = {target.tensor(), source.tensor(), false};

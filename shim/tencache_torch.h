@@ -26,9 +26,9 @@ extern "C" {
  * installed. A second call does nothing and returns 0; after a failure it may be called again. */
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
-/* For kernels that the dispatcher does not see (Inductor's): opens the gate on this thread for the
- * extents that hold the addresses. Each has a mode of its own: TENCACHE_READ, TENCACHE_WRITE or
- * both. */
+/* Opens the gate on this thread for the extents that hold the addresses. It serves kernels that the
+ * dispatcher does not see (Inductor's). Each address has a mode of its own: TENCACHE_READ,
+ * TENCACHE_WRITE or both. */
 TENCACHE_API void tencache_torch_open(const char* name, const void* const* addresses,
                                       const char* modes, uint32_t count);
 /* How many ops this thread has open. */

@@ -33,10 +33,11 @@ TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);
  * is installed. */
 TENCACHE_API void* tencache_torch_cuda_allocator(void);
 
-/* For torch.cuda.memory.CUDAPluggableAllocator, which tells the allocator neither of other streams
- * (record_stream) nor of CUDA graphs, and shows no figures. Prefer tencache_torch_cuda_install()
- * where you can. They use the options of the environment; the first call starts the runtime and
- * installs the hooks. They throw what PyTorch's own allocators throw. */
+/* Both serve torch.cuda.memory.CUDAPluggableAllocator, which tells the allocator neither of other
+ * streams (record_stream) nor of CUDA graphs, and shows no figures. Prefer
+ * tencache_torch_cuda_install() where you can. Both use the options of the environment; the first
+ * call starts the runtime and installs the hooks. Both throw what PyTorch's own allocators throw.
+ */
 TENCACHE_API void* tencache_cuda_malloc(size_t bytes, int device, tencache_cuda_stream stream);
 TENCACHE_API void tencache_cuda_free(void* address, size_t bytes, int device,
                                      tencache_cuda_stream stream);

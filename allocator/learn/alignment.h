@@ -22,7 +22,8 @@ inline constexpr size_t kUnmatched = ~size_t{0};
 /// the ends of both sequences and goes backwards until nothing corresponds any more.
 std::vector<size_t> align_ends(std::span<const uint64_t> earlier, std::span<const uint64_t> later);
 
-/// The same, and then forwards from the starts of what is left of both sequences.
+/// Does what align_ends() does, and then goes forwards from the starts of what is left of both
+/// sequences.
 std::vector<size_t> align(std::span<const uint64_t> earlier, std::span<const uint64_t> later);
 
 }  // namespace tencache

@@ -317,7 +317,7 @@ bool DeviceModel::is_on_its_way(const UnderWay& fetch) const {
 
 // ---- States of a tensor ------------------------------------------------------------------------
 
-// Called when the tensor may have become able to leave.
+// Call when the tensor may have become able to leave.
 void DeviceModel::add_victim(uint32_t tensor) {
   const TensorState& state = states_[tensor];
   if (state.place != Place::kResident || is_needed_now_[tensor] != 0) return;
@@ -342,7 +342,7 @@ bool DeviceModel::has_copy(uint32_t tensor) const {
   return states_[tensor].has_copy && (!host_ || host_->holds(tensor));
 }
 
-// From now on its bytes are only below.
+// From now on the tensor's bytes are only below.
 void DeviceModel::become_cold(uint32_t tensor) {
   states_[tensor].place = Place::kCold;
   states_[tensor].has_copy = true;

@@ -45,7 +45,7 @@ class DeviceModel {
   /// Tensors that the op names or allocates cannot leave until they are needed no longer.
   void need_now();
   void need_no_longer();
-  /// The plan's requests. Without effect where the tensor is not what they expect.
+  /// The plan's requests. They have no effect where the tensor is not what they expect.
   void request_fetch(uint32_t tensor);
   void request_eviction(uint32_t tensor);
   /// Plays what ends or starts until now.
@@ -123,7 +123,8 @@ class DeviceModel {
   Simulation& notes_;
   const TensorUses& uses_;
   std::vector<TensorState> states_;
-  // In the order of their ends, since a link does one after another; some were called off.
+  // Both are in the order of their ends, since a link makes one move after another; some evictions
+  // were called off.
   std::deque<UnderWay> evictions_;
   std::deque<UnderWay> fetches_;        // below them is a host; some may have ended
   std::deque<UnderWay> never_awaited_;  // fetches, for await_fetch(); most have ended

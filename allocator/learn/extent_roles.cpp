@@ -163,8 +163,8 @@ void ExtentRoles::settle_open() {
                 [this](const Succession& born) { return made_once_.contains(born.extent_id); });
 }
 
-// The one before it, at the same place of the ticks before the copy, shows how long such an extent
-// lives. The ticks after the copy, where there are any, show its own end.
+// The extent at the same place of the ticks before the copy shows how long such an extent lives.
+// The ticks after the copy, where there are any, show the end of the extent itself.
 void ExtentRoles::settle(Succession* open) {
   const ExtentLife& life = *log_.life(open->extent_id);
   const uint64_t before = counterpart(open->born);
@@ -184,7 +184,7 @@ void ExtentRoles::settle(Succession* open) {
       open->end = Succession::End::kInCopy;
       return;
     }
-    // That one was something else.
+    // The earlier extent was something else.
   }
   if (life.freed == kUnknownTick) {
     made_once_.insert(open->extent_id);

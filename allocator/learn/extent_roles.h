@@ -43,7 +43,7 @@ class ExtentRoles {
 
   /// False when events of several threads were in the wrong order.
   bool is_consistent() const { return is_consistent_; }
-  /// In the order of their allocation.
+  /// The successions, in the order of their allocation.
   const std::vector<Succession>& successions() const { return successions_; }
   /// Whether it was allocated in the copy, or right before it, and is always there from then on.
   bool is_made_once(uint64_t extent_id) const { return made_once_.contains(extent_id); }

@@ -32,7 +32,7 @@ class GapChoice {
         read_link_(timeline),
         write_link_(timeline) {}
 
-  /// First what the links can hide, then whatever removes most excess for its cost.
+  /// Chooses first what the links can hide, then whatever removes most excess for its cost.
   std::vector<Gap> choose() {
     choose_by_value(true);
     choose_by_value(false);

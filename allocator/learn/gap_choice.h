@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GapChoice: which gaps a plan uses. Greedy by benefit over cost, on a timeline of link time that
-// is reserved pick by pick (TERAIO, section 3.2). The benefit of a gap is the excess of bytes over
-// the budget that it removes, times how long. Its cost is the time on the links and processor time.
-// First come gaps whose moves computing hides, then whatever else is needed.
+// GapChoice: which gaps a plan uses. The choice is greedy by benefit over cost, on a timeline of
+// link time that is reserved pick by pick (TERAIO, section 3.2). The benefit of a gap is the excess
+// of bytes over the budget that it removes, times how long. Its cost is the time on the links and
+// processor time. First come gaps whose moves computing hides, then whatever else is needed.
 //
 // A write can be charged in two ways. kOwnGap charges it to each gap that directly follows a write
 // and to no other. kChain charges it to the first gap of a chain that is chosen

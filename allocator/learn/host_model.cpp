@@ -177,8 +177,8 @@ uint64_t HostModel::in_host_bytes_until(uint64_t use) {
   return counted_bytes_;
 }
 
-// Whether reading it takes room only from what is spare or needed later. Otherwise what made room
-// would be the next to be read.
+// Whether reading the tensor takes room only from what is spare or needed later. Otherwise what
+// made room would be the next to be read.
 bool HostModel::has_room_for(uint32_t tensor) {
   const uint64_t free_bytes = window_bytes_ - std::min(window_bytes_, used_bytes_);
   const uint64_t later_bytes = cold_bytes_ - in_host_bytes_until(copies_[tensor].next_use);

@@ -19,7 +19,7 @@ namespace {
 // kPlaysMin plays of it.
 constexpr uint64_t kOpsMax = kHasSanitizer ? 30'000 : 300'000;
 constexpr uint64_t kPlaysMin = 30;
-// For how many moments a fetch is tried.
+// The number of moments for which a fetch is tried.
 constexpr Tick kMomentsMax = 8;
 // Which evictions are delayed: those of tensors with at least this share of the bytes of the tensor
 // that the op waits for.
@@ -28,8 +28,8 @@ constexpr std::array<double, 3> kLaterShares = {1.0, 0.5, 0.25};
 constexpr std::array<Tick, 6> kLaterOps = {0, 2, 8, 32, 64, 128};
 // A tensor that left longer ago than this part of the period is no longer in the way.
 constexpr Tick kRecentParts = 4;
-// Where several gaps change at once: how many, how many plans are kept on the way, and how many ops
-// are played at most.
+// The search that changes several gaps at once: how many gaps it changes, how many plans it keeps
+// on the way, and how many ops it plays at most.
 constexpr int kChangesMax = 4;
 constexpr size_t kFrontMax = 16;
 constexpr uint64_t kFrontOpsMax = kOpsMax / 5;
@@ -54,8 +54,8 @@ class LocalSearch {
   }
 
  private:
-  /// Nullopt where nothing may be played any more. Where a period does not end as it began, later
-  /// ones may take longer: such a plan does not take the place of one that is steady.
+  /// Plays a plan; nullopt where nothing may be played any more. Where a period does not end as it
+  /// began, later ones may take longer: such a plan does not take the place of one that is steady.
   std::optional<Simulation> play(const Plan& plan) {
     if (plays_left_ == 0) return std::nullopt;
     --plays_left_;
@@ -168,7 +168,8 @@ class LocalSearch {
 
   bool can_try_each_gap() const { return plays_left_ >= gaps_.size() * kMomentsMax; }
 
-  /// Whether there is a new best. False, too, where not all of them could be tried.
+  /// Tries each gap. Returns whether there is a new best; false, too, where not all gaps could be
+  /// tried.
   bool try_each_gap() {
     if (!can_try_each_gap()) return false;
     bool is_improved = false;
@@ -207,7 +208,7 @@ class LocalSearch {
     return plan;
   }
 
-  /// With no copies to disk ahead of need, and with as many as there could be.
+  /// The plan with no copies to disk ahead of need, and with as many as there could be.
   std::vector<Plan> copy_variants(const Plan& plan) const {
     std::vector<Plan> variants;
     if (machine_.host_bytes == 0) return variants;

@@ -35,7 +35,7 @@ class PeriodBuilder {
   }
 
  private:
-  /// False when none is left.
+  /// Chooses the ticks of the period; false when none is left.
   bool choose_ticks() {
     ticks_.reserve(place_.length);
     for (uint64_t number = place_.begin; number < place_.end(); ++number) {
@@ -64,7 +64,7 @@ class PeriodBuilder {
     return ticks_[std::min(number, place_.end() - 1) - place_.begin];
   }
 
-  // Adds those that no op names, too: they take room.
+  // Adds the tensors that no op names, too: they take room.
   void add_born_tensors() {
     for (const Succession& born : roles_.successions()) {
       const Tick allocated_at = tick_of(born.born);

@@ -25,7 +25,7 @@
 
 namespace tencache {
 
-/// Nullopt when the events of several threads came in a sequence that makes no sense.
+/// The period; nullopt when the events of several threads came in a sequence that makes no sense.
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 

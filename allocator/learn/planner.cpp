@@ -26,7 +26,7 @@ namespace {
 // that is slower for a while makes none of them late. Among equal plans the first is kept: it
 // fetches earliest, and a real link is less punctual than a simulated one.
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
-// The same where the program waits whatever is planned: then the time to plan matters more.
+// The leads where the program waits whatever is planned: then the time to plan matters more.
 constexpr std::array<double, 2> kLeadsWithWaits = {4.0, 1.0};
 // How far ahead plans fetch that do so in the order of the deadlines, in shares of the budget.
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
@@ -51,7 +51,8 @@ class FetchSchedule {
         chosen_(std::move(chosen)),
         leads_(chosen_.size(), 1.0),
         room_(trace, machine.budget_bytes, timeline, chosen_) {
-    // From the last deadline backwards, so that each fetch takes the latest time that is left.
+    // Fetches are placed from the last deadline backwards, so that each fetch takes the latest time
+    // that is left.
     std::ranges::stable_sort(chosen_, std::ranges::greater{}, &Gap::before);
   }
 
@@ -160,9 +161,9 @@ class Search {
     return best_.simulation.step_ns > bound_ns_ + bound_ns_ / kStepParts;
   }
 
-  // Apart from each other: the rounds begin with the best plan so far, and what is best without
-  // them need not be best after them. Schedules of what the unplanned run used are the same for
-  // all.
+  // Searches with each way to charge writes, apart from the others: the rounds begin with the best
+  // plan so far, and what is best without them need not be best after them. Schedules of what the
+  // unplanned run used are the same for all.
   void search_each_charge(const BinTimeline& without_waits, const Choices& choices) {
     const Planned unplanned = best_;
     try_leads(without_waits, choices.belady, kLeads);
@@ -211,8 +212,8 @@ class Search {
     return choices;
   }
 
-  /// The same with plans that fetch in the order of the deadlines, as early as there is room or
-  /// only a little ahead.
+  /// Tries plans that fetch in the order of the deadlines, as early as there is room or only a
+  /// little ahead.
   void try_ordered(const BinTimeline& timeline, const Choices& choices) {
     try_early(timeline, choices);
     try_near(choices.belady);

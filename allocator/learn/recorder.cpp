@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// Names of freed extents that are kept: for more extents than a ring has events.
+// The names of as many freed extents are kept as a ring has events.
 constexpr size_t kEndedNamesMax = kRingEvents;
 
 }  // namespace
@@ -23,7 +23,7 @@ std::string_view event_kind_name(EventKind kind) {
 
 EventRing::EventRing(uint32_t thread_index)
     : thread_index_(thread_index),
-      // calloc: the untouched pages of a ring that is never filled cost nothing.
+      // With calloc() the untouched pages of a ring that is never filled cost nothing.
       words_(static_cast<uint64_t*>(calloc(kRingEvents * kWordsPerEvent, sizeof(uint64_t)))) {
   TENCACHE_CHECK(words_ != nullptr, "no memory for an event ring");
 }

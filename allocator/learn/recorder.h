@@ -109,15 +109,15 @@ class Recorder {
 
   /// What the program calls an extent, for those who read a trace; the last name counts.
   void name_extent(uint64_t extent_id, std::string_view name) TENCACHE_EXCLUDES(mutex_);
-  /// Whether any extent has had a name. One relaxed load.
+  /// Whether any extent has had a name. Costs one relaxed load.
   bool has_names() const { return has_names_.load(std::memory_order_relaxed); }
   /// The extent is freed. Its name stays for traces, until many others have ended later.
   void end_name(uint64_t extent_id) TENCACHE_EXCLUDES(mutex_);
   std::map<uint64_t, std::string> extent_names() const TENCACHE_EXCLUDES(mutex_);
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
-  /// What was recorded since `positions`, which then move on. They go by ring, and grow with the
-  /// rings.
+  /// What was recorded since `positions`, which then move on. The positions go by ring, and grow
+  /// with the rings.
   std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const TENCACHE_EXCLUDES(mutex_);
   const TimestampConverter& clock() const { return clock_; }
 

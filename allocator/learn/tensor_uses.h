@@ -17,14 +17,15 @@ class TensorUses {
   /// The trace outlives this.
   explicit TensorUses(const Trace& trace) : trace_(trace), uses_(uses_by_tensor(trace)) {}
 
-  /// A tensor that no op names cannot leave.
+  /// Whether an op names or allocates the tensor. Any other tensor cannot leave.
   bool is_named(uint32_t tensor) const { return !uses_[tensor].empty(); }
   /// The latest use up to the tick, perhaps in the repetition before. REQUIRES: is_named(tensor).
   Tick last_use(uint32_t tensor, Tick now) const;
   /// The first use after the tick. kNoTick: the tensor is freed before that. REQUIRES:
   /// is_named(tensor).
   Tick next_use(uint32_t tensor, Tick now) const;
-  /// Until its next use, or its end if there is none. REQUIRES: is_named(tensor).
+  /// The tick until which the tensor is idle: its next use, or its end if there is none. REQUIRES:
+  /// is_named(tensor).
   Tick idle_until(uint32_t tensor, Tick now) const;
   /// Everything that idle_until() could return, by tensor, ascending.
   std::vector<std::vector<Tick>> ends_of_idleness() const;

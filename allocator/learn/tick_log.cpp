@@ -69,7 +69,7 @@ void TickLog::take(uint32_t thread, const Event& event) {
       return;
     }
     case EventKind::kStep:
-      // Before the first tick it ends a step of which nothing is known.
+      // A mark before the first tick ends a step of which nothing is known.
       if (ticks_.empty()) return;
       if (marks_.empty() || marks_.back() != end()) marks_.push_back(end());
       return;

@@ -70,7 +70,7 @@ class TickLog {
   const LoggedTick& tick(uint64_t number) const { return ticks_[number - first_]; }
   /// The ticks at which a step ended: the first tick after each mark, ascending.
   const std::deque<uint64_t>& marks() const { return marks_; }
-  /// Null when neither its allocation nor its free was seen.
+  /// The life of an extent; null when neither its allocation nor its free was seen.
   const ExtentLife* life(uint64_t extent_id) const;
   /// Whether the extent existed before tick `since` and still does, as far as the log knows.
   bool is_older(uint64_t extent_id, uint64_t since) const;
@@ -88,8 +88,8 @@ class TickLog {
     }
     return row;
   }
-  /// The same with the extents that are older than `since`. A repetition uses the same ones, so
-  /// layers that only look alike have other identities.
+  /// identities_where() with the extents that are older than `since`. A repetition uses the same
+  /// ones, so layers that only look alike have other identities.
   std::vector<uint64_t> identities(uint64_t begin, uint64_t end, uint64_t since) const {
     return identities_where(begin, end, [&](uint64_t id) { return is_older(id, since); });
   }

@@ -88,7 +88,8 @@ Status Trace::validate() const {
 }
 
 std::vector<uint64_t> Trace::bytes_by_tick() const {
-  // Differences first, then their running sum; unsigned arithmetic wraps back by itself.
+  // The vector first holds differences, then their running sum; unsigned arithmetic wraps back by
+  // itself.
   std::vector<uint64_t> bytes(ops.size() + 1, 0);
   bytes[0] = fixed_bytes;
   for (const TraceTensor& tensor : tensors) {

@@ -50,7 +50,7 @@ class VictimOrder {
   /// From now on the tensor could leave. `use` is its next or last use, as the rule has it, or
   /// kNoTick if there is none. REQUIRES: it could not leave before, or stands at the same use.
   void add(uint32_t tensor, Tick use);
-  /// The same, where its place in the sequence is known.
+  /// Does what add() does, where the tensor's place in the sequence is known.
   void add_at(uint32_t tensor, uint32_t place) {
     place_[tensor] = place;
     in_row_.insert(place);

@@ -9,7 +9,7 @@
 namespace tencache {
 namespace {
 
-// At most this many borders of windows, so that looking at all windows stays cheap.
+// There are at most this many borders of windows, so that looking at all windows stays cheap.
 constexpr uint32_t kBordersMax = 256;
 constexpr uint32_t kBordersOfAKind = kBordersMax / 3;
 
@@ -88,7 +88,7 @@ class Windows {
     for (uint32_t index = 0; index < largest; ++index) borders_.push_back(ends[index].second);
   }
 
-  // As many turns as there may be borders of a kind, the largest ones.
+  // Adds as many turns as there may be borders of a kind, the largest ones.
   void add_turns() {
     const std::vector<uint64_t> by_tick = trace_.bytes_by_tick();
     const auto [least, most] = std::minmax_element(by_tick.begin(), by_tick.end());

@@ -5,13 +5,13 @@
 // try_reserve() never passes the limit. force_reserve() may, for what cannot wait (small blocks,
 // the working set of one op); its callers count the excess.
 //
-// The attention mark is how much may be used before the owner wants to hear of it: first the
-// share at which hooks arm, later the one at which the evictor starts to make room. Lock-free.
+// The attention mark is how much may be used before the owner wants to hear of it: first the share
+// at which hooks arm, later the one at which the evictor starts to make room.
 //
 // Headroom is the part of a budget that the evictor keeps free, so that coming allocations need not
 // wait. Plans therefore do not count on it.
 //
-// Figures change between two reads, so read each one once per calculation.
+// Figures change between two reads, so read each one once per calculation. Every call is lock-free.
 #pragma once
 
 #include <algorithm>
@@ -59,8 +59,8 @@ class Budget {
   uint64_t free() const { return above(limit(), used()); }
   /// By how many bytes the limit is exceeded.
   uint64_t excess() const { return above(used(), limit()); }
-  /// How many bytes must be released before this many can be reserved. At least one: another thread
-  /// may take what is free.
+  /// How many bytes must be released before this many can be reserved. It is at least one: another
+  /// thread may take what is free.
   uint64_t lacking(uint64_t bytes) const {
     return excess() + std::max<uint64_t>(above(bytes, free()), 1);
   }

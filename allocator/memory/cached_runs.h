@@ -4,7 +4,7 @@
 // their granules, make one run, from which a request of another size can be cut. Runs are keyed by
 // length, so that the tightest is found at once however much is cached.
 //
-// Not thread-safe: the owner locks.
+// CachedRuns is not thread-safe: its owner locks.
 #pragma once
 
 #include <cstddef>
@@ -19,22 +19,23 @@ namespace tencache {
 
 class CachedRuns {
  public:
-  /// For an arena of this many bytes at `base`, of which nothing is cached.
+  /// Makes the runs of an arena of this many bytes at `base`, of which nothing is cached.
   CachedRuns(const char* base, uint64_t bytes) : base_(base), granules_(bytes / kGranuleBytes) {
     granules_.take(0, granules_.limit());
   }
 
-  /// The memory has become cached: as many granules of it as are whole. REQUIRES: it begins at a
-  /// granule, and none of it is in a run.
+  /// Adds memory that has become cached: as many granules of it as are whole. REQUIRES: the memory
+  /// begins at a granule, and none of it is in a run.
   void add(const char* address, uint64_t bytes) {
     if (bytes >= kGranuleBytes) granules_.free(granule_of(address), bytes / kGranuleBytes);
   }
-  /// REQUIRES: it is in runs.
+  /// Takes memory out that is no longer cached. REQUIRES: the memory is in runs.
   void take(const char* address, uint64_t bytes) {
     if (bytes >= kGranuleBytes) granules_.take(granule_of(address), bytes / kGranuleBytes);
   }
 
-  /// The tightest runs of at least this many bytes, a multiple of granules, in that order.
+  /// The tightest runs of at least this many bytes, which are a multiple of granules. The tightest
+  /// comes first.
   std::vector<std::span<const char>> tightest(uint64_t bytes, size_t count_max) const {
     std::vector<std::span<const char>> runs;
     for (const auto& [granule, count] : granules_.best_fits(bytes / kGranuleBytes, count_max)) {

@@ -51,7 +51,8 @@ Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
   return allocate_extent_slow(bytes, rounded);
 }
 
-// The extent is Cached as it was, or Vacant and new.
+// REQUIRES: the extent is the caller's. It is Cached, but in no list any more, or Vacant, with its
+// pages.
 Allocation CpuHeap::hand_out(Extent* extent, uint64_t requested_bytes) {
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent->id = next_id();
@@ -246,8 +247,8 @@ void CpuHeap::give_back(Extent* extent) {
   end_extent(extent);
 }
 
-// The slot is still mapped there, and the kernel has no mapping left to take it off. Neither the
-// addresses nor the slot may serve anybody else.
+// The extent's slot is still mapped at its addresses, and the kernel has no mapping left to take it
+// off. Neither the addresses nor the slot may serve anybody else.
 TENCACHE_SLOW void CpuHeap::lose_addresses(Extent* extent) {
   if (!warned_lost_addresses_.exchange(true)) {
     TENCACHE_LOG_WARNING(

@@ -89,7 +89,8 @@ class CpuHeap final : public Heap {
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
   /// `bytes` went or none is left. Returns the bytes that went. Slots that a fork has frozen stay:
-  /// they would not be free before its child ends, and a clean extent can still leave to its own.
+  /// they would not be free before its child ends, and a clean extent can still leave to its own
+  /// slot.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
@@ -97,10 +98,10 @@ class CpuHeap final : public Heap {
 
   /// Books pages that the program wrote to a cold extent without an op: this many bytes now. They
   /// are private pages on top of the slot (Note [Cold mapping] in platform/address_arena.h), so
-  /// they count in the budget. Returns by how many bytes they exceed it, to be counted when nobody
-  /// waits for the extent. REQUIRES: the caller has claimed it.
+  /// they count in the budget. Returns by how many bytes the budget is exceeded, to be counted when
+  /// nobody waits for the extent. REQUIRES: the caller has claimed the extent.
   uint64_t note_unannounced(Extent* extent, uint64_t bytes);
-  /// Call when the extent is about to become resident. REQUIRES: likewise.
+  /// Call when the extent is about to become resident. REQUIRES: the caller has claimed it.
   void forget_unannounced(Extent* extent);
 
   AddressArena& arena() { return arena_; }

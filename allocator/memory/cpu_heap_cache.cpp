@@ -64,8 +64,8 @@ void CpuHeap::unlink_cached(Extent* extent) {
   if (is_in_runs(*extent)) cached_runs_.take(extent->address, extent->held_bytes());
 }
 
-// Takes it out of the lists; its padding is a part of it then. Fails while an op pins it or an
-// eviction still reads its bytes.
+// Takes the extent out of the lists; its padding is a part of it then. Fails while an op pins it or
+// an eviction still reads its bytes.
 bool CpuHeap::claim_cached(Extent* extent) {
   if (!extent->claim_for_trim()) return false;
   unlink_cached(extent);
@@ -122,7 +122,7 @@ uint64_t CpuHeap::drop_spare_slots(uint64_t bytes) {
   uint64_t dropped_bytes = 0;
   {
     MutexLock lock(mutex_);
-    // These extents were freed while they were being written.
+    // Cached extents that have a slot were freed while they were being written.
     for (Extent* extent = cached_by_age_.back(); extent != nullptr && dropped_bytes < bytes;
          extent = AgeList::previous(extent)) {
       if (extent->has(kFlagBusy) || !extent->slot.is_valid()) continue;

@@ -70,7 +70,7 @@ uint64_t CpuHeap::drop_padding(Extent* extent) {
   uint64_t bytes = 0;
   {
     MutexLock lock(mutex_);
-    // Once it is freed, its padding is a part of the cache.
+    // Once the extent is freed, its padding is a part of the cache.
     if (extent->state() == ExtentState::kCached) return 0;
     bytes = std::exchange(extent->padding_bytes, 0);
   }
@@ -101,8 +101,8 @@ void CpuHeap::list_in_runs() {
   runs_until_ = retire_count_.load(std::memory_order_relaxed);
 }
 
-// Where to cut in a run: in what other cuts have left, so that extents of sizes in use stay whole;
-// else at the front.
+// The place to cut in a run: in what other cuts have left, so that extents of sizes in use stay
+// whole; else at the front.
 char* CpuHeap::place_to_cut(std::span<const char> run, uint64_t bytes) const {
   Extent* const front = table_.find(run.data());
   const Extent* extent = front;
@@ -116,8 +116,8 @@ char* CpuHeap::place_to_cut(std::span<const char> run, uint64_t bytes) const {
 }
 
 // Cached extents that lie one behind another and have this many bytes, from the tightest run. They
-// are Vacant, busy and the caller's then. Returns none where no run suffices, or where one of them
-// is still in use.
+// are Vacant, busy and the caller's then. Returns none where no run suffices, or where one of its
+// extents is still in use.
 std::vector<Extent*> CpuHeap::claim_run(uint64_t bytes) {
   list_in_runs();
   const std::vector<std::span<const char>> runs = cached_runs_.tightest(bytes, 1);

@@ -53,7 +53,8 @@ struct Run {
 };
 
 /// Returns in how many parts the move was tried. Where the kernel refuses one (vm.max_map_count, or
-/// the program has split a mapping by madvise or mlock), `bytes` tells how much was moved before.
+/// the program has split a mapping by madvise or mlock), `run->bytes` tells how much was moved
+/// before.
 uint32_t move(AddressArena& arena, uint32_t mapping_count, Run* run) {
   uint32_t parts = 0;
   uint64_t moved_bytes = 0;
@@ -104,7 +105,8 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   for (int looks = 0; extent != nullptr && looks < kDonorsLookedAtMax; ++looks) {
     if (furnished_bytes == without_tail(bytes) && tail_bytes == 0) break;
     Extent* newer = AgeList::previous(extent);
-    if (extent->is_file_mapped.load(std::memory_order_relaxed)) {  // moved, its pages stay a file's
+    // Pages of a file's mapping would stay the file's when they are moved.
+    if (extent->is_file_mapped.load(std::memory_order_relaxed)) {
       extent = newer;
       continue;
     }
@@ -141,7 +143,7 @@ uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t targe
   return moves;
 }
 
-// Keeps the rest in the cache, unless the kernel refused a move.
+// Keeps the rest of the donor in the cache, unless the kernel refused a move.
 void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   Extent* extent = donation.extent;
   release_slot_of(extent);
@@ -165,7 +167,8 @@ void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   cache_rest(extent, left, left_bytes);
 }
 
-// The extent, which has given the rest of its pages away, is Vacant and the caller's.
+// Caches what is left of an extent after others took pages of it. REQUIRES: the extent is Vacant
+// and the caller's.
 void CpuHeap::cache_rest(Extent* extent, char* address, uint64_t bytes) {
   set_mapping_count(extent, std::min<uint64_t>(extent->mapping_count, bytes / kGranuleBytes + 1));
   extent->address = address;
@@ -181,7 +184,7 @@ void CpuHeap::drop_front(Extent* extent, uint64_t bytes) {
   end_donation({.extent = extent, .front_bytes = bytes}, true);
 }
 
-// Makes a part inaccessible that no longer belongs to the extent.
+// Makes a part inaccessible that no longer belongs to its extent.
 bool CpuHeap::take_off(char* address, uint64_t bytes) {
   return bytes == 0 || arena_.decommit(address, bytes);
 }

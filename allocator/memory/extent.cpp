@@ -18,7 +18,7 @@ constexpr uint64_t with_state(uint64_t word, ExtentState state) {
 struct Extent::Change {
   uint64_t from;  // states, as bits
   ExtentState to;
-  uint64_t if_clear = 0;  // bits of the word that must be so
+  uint64_t if_clear = 0;  // bits of the word that must be clear
   uint64_t if_set = 0;
   uint64_t set = 0;
   uint64_t clear = 0;
@@ -66,7 +66,8 @@ void Extent::become_cold() {
   must({.from = bit(kSealing), .to = kCold, .clear = kFlagBusy | kFlagDirty | kFlagAhead});
 }
 
-// In any other state it was freed meanwhile. Nobody can evict it before `busy` is given up.
+// In any state but Evicting and Sealing the extent was freed meanwhile. Nobody can evict it before
+// `busy` is given up.
 void Extent::abandon_eviction() {
   TENCACHE_DCHECK(has(kFlagBusy));
   const uint64_t from = bit(kEvicting) | bit(kSealing);

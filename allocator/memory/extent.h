@@ -81,10 +81,11 @@ class Extent : public ExtentWord {
   // with it changes them, with the heap's mutex_ held unless it is Vacant.
   uint64_t padding_bytes = 0;
 
-  // On the cpu, about writes that no op announced; owned like the copy, read by anyone as a guess.
-  // Whether there were any while it was cold, in this life:
+  // On the cpu, two flags about writes that no op announced. They are owned like the copy, and
+  // anyone may read them as a guess. The first tells whether there were such writes while the
+  // extent was cold, in this life; the second whether all its pages are private ones of its slot's
+  // mapping (invariant 1).
   std::atomic<bool> is_written_unannounced{false};
-  // Whether its pages are private ones of its slot's mapping, all of them (invariant 1):
   std::atomic<bool> is_file_mapped{false};
 
   /// On the cpu: blocks are cut from it (memory/slabs.h). It does not change while a block is used.
@@ -159,7 +160,7 @@ class Extent : public ExtentWord {
   void call_off_sealing();
   struct Change;
   bool transition(const Change& change);
-  /// The same where it cannot be refused; aborts if it is.
+  /// Makes a transition that cannot be refused; aborts if it is.
   void must(const Change& change);
 };
 

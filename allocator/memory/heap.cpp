@@ -58,7 +58,7 @@ void Heap::exceed(uint64_t bytes, const Status& reason) {
   count_over_budget(bytes, excess_bytes);
 }
 
-// The op must not run without its bytes, and the gate cannot refuse it.
+// Puts the heap in debt: the op must not run without its bytes, and the gate cannot refuse it.
 void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason) {
   is_in_debt_.store(true, std::memory_order_relaxed);
   if (warned_debt_.exchange(true)) return;
@@ -125,10 +125,15 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
   return has_room;
 }
 
-// The rungs: drop cached memory that is idle or of the asking streams -> evict -> drop all cached
-// memory -> in strict mode an error -> an error if a full or failing disk is to blame -> evict also
-// what no op has named, oldest first -> an error if the program has set a bound or the device holds
-// no more -> go over the budget.
+// The rungs:
+//   1. Drop cached memory that is idle or of the asking streams.
+//   2. Evict, but not in strict mode.
+//   3. Drop all cached memory.
+//   4. In strict mode return an error.
+//   5. Return an error if a full or failing disk is to blame.
+//   6. Evict also what no op has named, the oldest first.
+//   7. Return an error if the program has set a bound, or the device holds no more.
+//   8. Go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {
   const uint64_t bytes = wanted.bytes;
   if (take_cached_of(wanted)) return Status::ok();

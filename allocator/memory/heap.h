@@ -49,15 +49,15 @@ class RoomMaker {
   /// nothing is left that may be evicted; `reason` then tells whether a lower tier is to blame
   /// (else it is ok).
   virtual bool make_room(uint64_t bytes, uint64_t soon_bytes, Status* reason) = 0;
-  /// The budget's attention mark was passed. Called often, so it must be cheap when there is
-  /// nothing to do.
+  /// The budget's attention mark was passed. The heap calls this often, so it must be cheap when
+  /// there is nothing to do.
   virtual void on_attention() = 0;
-  /// As Heap::await_any_room().
+  /// Does what Heap::await_any_room() promises.
   virtual void await_any_room(uint64_t /*bytes*/, uint64_t /*soon_bytes*/) {}
   /// The op this thread is in, for messages; "" when unknown.
   virtual std::string current_op() const = 0;
-  /// Called before and after the calling thread makes or waits for room that work in `streams` will
-  /// fill. A wait within another one belongs to it.
+  /// The heap calls these before and after the calling thread makes or waits for room that work in
+  /// `streams` will fill. A wait within another one belongs to it.
   virtual void begin_wait(StreamSet streams) = 0;
   virtual void end_wait() = 0;
   /// Whether tensors may leave by now.
@@ -87,7 +87,7 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  /// Set once, before the first allocation.
+  /// Call once, before the first allocation.
   void set_room_maker(RoomMaker* room_maker) { room_maker_ = room_maker; }
 
   Extent* find(const void* address) const { return table_.find(address); }
@@ -114,11 +114,11 @@ class Heap {
   /// released or none is left. Returns how many bytes were released. May wait for the device, for
   /// one stream after another.
   virtual uint64_t drop_cached(uint64_t bytes) = 0;
-  /// The same for the cached extents that the device is done with; waits for nothing.
+  /// Gives back likewise only those cached extents that the device is done with; waits for nothing.
   virtual uint64_t drop_idle_cached(uint64_t bytes) { return drop_cached(bytes); }
-  /// The same for memory that the device is done with, also what small blocks keep. Memory that
-  /// only work in `streams` may still use goes, too, where it makes up a good part of `bytes`.
-  /// Waits for no other stream: that one may need the calling thread to go on.
+  /// Gives back likewise memory that the device is done with, including what small blocks keep.
+  /// Memory that only work in `streams` may still use goes, too, where it makes up a good part of
+  /// `bytes`. Waits for no other stream: that one may need the calling thread to go on.
   virtual uint64_t drop_cached_of(uint64_t bytes, StreamSet /*streams*/) {
     return drop_cached(bytes);
   }
@@ -132,17 +132,18 @@ class Heap {
   /// last rung is kOutOfMemory. From the point where idle cached extents do not suffice, it counts
   /// as a wait.
   Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
-  /// The same for what cannot be refused (a fetch): it goes over the budget instead, and counts
-  /// that. Its wait is part of the fetch's, which the caller counts. The caller asks for
-  /// `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt then.
+  /// Reserves room likewise for what cannot be refused (a fetch): the heap goes over the budget
+  /// instead, and counts that. The wait is part of the fetch's, which the caller counts. The caller
+  /// asks for `soon_bytes` next. Where a full or failing disk is to blame, the heap is in debt
+  /// then.
   void reserve_or_exceed(uint64_t bytes, uint64_t soon_bytes, StreamSet streams = kNoStreams);
   /// Counts that `bytes` more went over the budget; `act` tells what the program did with them.
   void count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* act = "asked for");
   /// A guess whether this much is free or cached.
   bool may_have_room(uint64_t bytes) const { return budget_.free() + cached_bytes() >= bytes; }
   /// Waits until this much is free or cached, where cached memory is as good as free. Then what
-  /// leaves need not give its pages back to the kernel first. A guess: another thread may take
-  /// them.
+  /// leaves need not give its pages back to the kernel first. This is a guess: another thread may
+  /// take the bytes.
   void await_any_room(uint64_t bytes, uint64_t soon_bytes = 0);
 
   /// While the heap is in debt, nothing is allocated: so the budget is exceeded by what one op
@@ -153,8 +154,8 @@ class Heap {
   /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
   /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
-  /// Between the two, the calling thread is in such an op: no heap refuses it memory because of the
-  /// disk. It goes over the budget instead, and the debt is paid later. They nest.
+  /// Between the two calls, the calling thread is in such an op: no heap refuses it memory because
+  /// of the disk. The heap goes over the budget instead, and the debt is paid later. Such ops nest.
   static void begin_whole_op();
   static void end_whole_op();
 
@@ -168,7 +169,7 @@ class Heap {
     return room_waiters_.load(std::memory_order_relaxed) > 0 || budget_.used() > budget_.limit();
   }
 
-  /// For a forked child: nothing of the parent's is given back.
+  /// Call in a forked child: from then on nothing of the parent's is given back.
   void become_passive() { is_passive_.store(true, std::memory_order_relaxed); }
 
   /// Tells the layer above that use is past the attention mark.
@@ -238,8 +239,8 @@ class Heap {
 
   LivePeak live_peak_;
 
-  // Written by allocating and freeing threads, read for limits and statistics, which need no exact
-  // figures across threads.
+  // Allocating and freeing threads write these figures. Limits and statistics read them, and need
+  // no exact figures across threads.
   std::atomic<uint64_t> extent_count_{0};
   std::atomic<uint64_t> cached_bytes_{0};
   std::atomic<uint64_t> others_bytes_{0};  // of the budget, in use by others on the GPU
@@ -269,7 +270,8 @@ class Heap {
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> is_bounded_{false};
   std::atomic<bool> is_in_debt_{false};
-  // The most that a warning has named; all that may be, once a debt has been warned of.
+  // The largest excess that a warning has named; the largest possible one once a debt has been
+  // warned of.
   std::atomic<uint64_t> warned_excess_bytes_{0};
   std::atomic<bool> warned_debt_{false};
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // IntrusiveList: a doubly linked list whose links live inside the elements, so that putting a freed
-// extent on a list allocates nothing. An element is in at most one list per hook. Not thread-safe:
-// the owner locks.
+// extent on a list allocates nothing. An element is in at most one list per hook. The list is not
+// thread-safe: its owner locks.
 #pragma once
 
 #include <cstddef>

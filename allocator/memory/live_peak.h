@@ -23,8 +23,8 @@ class LivePeak {
  public:
   static constexpr uint64_t kWindowNs = 10'000'000'000;
   static constexpr uint64_t kWindowFrees = 4096;
-  /// How often a heap looks at the time, and whether it holds more than allowed: it costs a reading
-  /// of the clock.
+  /// After how many frees a heap looks again at the time, and at whether it holds more than
+  /// allowed. A look costs a reading of the clock.
   static constexpr uint64_t kFreesPerLook = 64;
   /// What is kept beyond the peak, as a share of it: sizes do not always add up.
   static constexpr uint64_t kSlackShare = 16;

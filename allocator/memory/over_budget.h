@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stands in the budget and cannot leave, so that the warning about an exceeded budget names
-// the true cause. The figures are guesses of one moment: extents change while they are added up.
+// StuckBytes: what stands in the budget and cannot leave, so that the warning about an exceeded
+// budget names the true cause. The figures are guesses of one moment: extents change while they are
+// added up.
 //
 // Threads: any.
 #pragma once

@@ -75,7 +75,8 @@ Allocation Slabs::cut_from(Slab& slab, uint64_t page_count) {
   slab.blocks.emplace(*page, page_count);
   list(slab);
   newest_ = &slab;
-  // Its owner writes it before any op announces that, and a slot may hold the slab as it was.
+  // The block's owner writes it before any op announces that, and a slot may hold the slab as it
+  // was.
   slab.extent->set_flags(kFlagDirty);
   return {slab.extent->address + *page * kPageBytes, slab.extent};
 }

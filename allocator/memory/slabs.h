@@ -9,7 +9,9 @@
 // made one after another, and used together, lie together. Then comes the slab with the least room
 // that suffices. Nothing is cut from a slab that is cold: the block would be written page by page.
 //
-// Invariants: 1. blocks of a slab do not overlap. 2. every slab has at least one block.
+// Invariants:
+//   1. Blocks of a slab do not overlap.
+//   2. Every slab has at least one block.
 //
 // Threads: any. mutex_ is a leaf lock. Whether a slab is cold is a guess: it may become cold before
 // its new block is used, which the gate notices (Gate::on_allocate_block).
@@ -44,9 +46,10 @@ class Slabs {
     return bytes >= kBlockBytesMin && bytes <= kBlockBytesMax;
   }
 
-  /// A block of a slab that is there; none when that takes a new slab.
+  /// A block of a slab that exists; none when the request takes a new slab.
   std::optional<Allocation> cut(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// Makes a slab of this extent, and cuts a first block. REQUIRES: kSlabBytes that nobody uses.
+  /// Makes a slab of this extent, and cuts a first block. REQUIRES: the extent has kSlabBytes, and
+  /// nobody uses it.
   Allocation cut_from_new(Extent* extent, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Frees a block; anything else aborts. Returns whether it was the last: then the extent is no
   /// slab any more, and the caller ends it.
@@ -61,7 +64,7 @@ class Slabs {
     RangeAllocator pages{kSlabBytes / kPageBytes};
     std::map<uint64_t, uint64_t> blocks;  // first page -> page count
   };
-  // By the longest run of free pages. The address tells slabs with equal runs apart.
+  // The slabs by their longest run of free pages. The address tells slabs with equal runs apart.
   using ByRoom = std::set<std::pair<uint64_t, char*>>;
 
   Slab* find_room(uint64_t page_count) TENCACHE_REQUIRES(mutex_);

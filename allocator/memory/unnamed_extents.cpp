@@ -16,7 +16,8 @@ struct Unnamed {
   ListedExtent listed;
 };
 
-/// The oldest first, and after all others the newest of each thread.
+/// Returns those that no op has named: the oldest come first, and after all others the newest of
+/// each thread.
 std::vector<Unnamed> in_order(std::span<const ListedExtent> extents) {
   std::vector<Unnamed> unnamed;
   for (const ListedExtent& listed : extents) {

@@ -18,12 +18,12 @@ namespace tencache {
 namespace {
 
 #ifndef UFFD_USER_MODE_ONLY
-// <linux/userfaultfd.h> since Linux 5.11; the header may be older than the kernel.
+// <linux/userfaultfd.h> has this since Linux 5.11; the header may be older than the kernel.
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
 #ifndef USERFAULTFD_IOC_NEW
-// <linux/userfaultfd.h> since Linux 6.1; the header may be older than the kernel.
+// <linux/userfaultfd.h> has this since Linux 6.1; the header may be older than the kernel.
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
@@ -33,7 +33,8 @@ uffdio_range range_of(const char* address, uint64_t bytes) {
   return {reinterpret_cast<uintptr_t>(address), bytes};
 }
 
-/// Opens it by the system call, which needs a privilege, or by the device, whose owner grants it.
+/// Opens a userfaultfd by the system call, which needs a privilege, or by the device, whose owner
+/// grants it.
 UniqueFd open_userfaultfd(int* error_number) {
   constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
   UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, kFlags)));

@@ -3,8 +3,8 @@
 // AccessBarrier: makes everybody who touches a range wait while its pages are elsewhere, by the
 // kernel's userfaultfd. It stops reads and writes, of the program and of the kernel on its behalf,
 // so the pages of an extent that becomes cold can be moved away whole. The barrier of mprotect and
-// a signal handler (platform/write_barrier.h) cannot do that: system calls that read would fail.
-// That needs a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
+// a signal handler (platform/write_barrier.h) cannot do that: system calls that read would fail. An
+// AccessBarrier needs a privilege: CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1, or access to
 // /dev/userfaultfd.
 //
 // The kernel's unprivileged variant stops user code alone, which is not enough to move pages. It is

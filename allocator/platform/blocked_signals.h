@@ -11,7 +11,7 @@
 
 namespace tencache {
 
-/// True also where /proc does not tell.
+/// Whether any thread blocks the signal; true, too, where /proc does not tell.
 bool is_blocked_by_any_thread(int signal_number);
 
 }  // namespace tencache

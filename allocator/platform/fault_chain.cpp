@@ -103,7 +103,7 @@ bool is_same(const struct sigaction& left, const struct sigaction& right) {
   return true;
 }
 
-// The place of that action, an old or a new one. Called with the lock of ensure_in_front().
+// The place of that action, an old or a new one. REQUIRES: the lock of ensure_in_front() is held.
 size_t place_of(Chain& chain, const struct sigaction& action) {
   size_t place = 0;
   for (; place < kPlacesMax; ++place) {

@@ -28,15 +28,15 @@
 namespace tencache {
 namespace {
 
-// One thread touches this at a time: some milliseconds.
+// One thread touches this much at a time, which takes some milliseconds.
 constexpr uint64_t kTouchedAtOnceBytes = 16 * kMiB;
 
-/// Makes the pages of one range present. 0, or the errno.
+/// Makes the pages of one range present. Returns 0, or the errno.
 int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   if (madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return 0;
-  // Out of memory, or broken memory: a touch would end the process.
+  // Memory has run out or is broken: a touch would end the process.
   if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) return errno;
-  // Linux before 5.14, a filter that does not know the advice, or an interruption.
+  // The cause is Linux before 5.14, a filter that does not know the advice, or an interruption.
   by_kernel.store(false, std::memory_order_relaxed);
   for (uint64_t offset = 0; offset < bytes; offset += kPageBytes) {
     *const_cast<volatile char*>(memory + offset) = 0;
@@ -52,7 +52,7 @@ class Toucher {
   Toucher(char* memory, uint64_t bytes, HostPlacement& placement)
       : memory_(memory), bytes_(bytes), placement_(placement) {}
 
-  /// 0, or the errno of the first piece that failed.
+  /// Returns 0, or the errno of the first piece that failed.
   int run(unsigned thread_count) {
     std::optional<cpu_set_t> processors;
     if (placement_.node >= 0) {
@@ -138,8 +138,8 @@ char* map_huge_aligned(uint64_t bytes, int flags) {
   // them (map count) would only leave addresses behind.
   if (before_bytes > 0) munmap(begin, before_bytes);
   munmap(begin + before_bytes + bytes, kHugePageBytes - before_bytes);
-  // Only advice: a refusal costs time. Smaller memory gains nothing, and merges with its neighbours
-  // without it (vm.max_map_count).
+  // The call is only advice: a refusal costs time. Smaller memory gains nothing from it, and merges
+  // with its neighbours without it (vm.max_map_count).
   if (bytes >= kHugePageBytes) (void)madvise(begin + before_bytes, bytes, MADV_HUGEPAGE);
   return begin + before_bytes;
 }

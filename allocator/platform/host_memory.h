@@ -14,7 +14,8 @@
 // the program itself has the memory, a child may read it, so it has the same pages as its parent
 // (is_shared), as it does with memory that CUDA's driver has pinned.
 //
-// Movable, one owner, not thread-safe; access to the bytes is the owner's affair.
+// A HostMemory is movable, has one owner and is not thread-safe; access to its bytes is the owner's
+// affair.
 #pragma once
 
 #include <sys/mman.h>

@@ -18,7 +18,8 @@ namespace tencache {
 namespace {
 
 // The reserve for memory that does not come from our allocator: libraries that are imported later,
-// stacks, Python's objects, the page cache. A tenth, at least this much where that leaves half.
+// stacks, Python's objects, the page cache. It is a tenth, and at least this much where that leaves
+// half.
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
@@ -117,7 +118,7 @@ std::optional<CgroupMemory> probe_cgroup(const std::string& root, uint64_t total
   return tightest;
 }
 
-// "always [madvise] never" -> "madvise".
+// The word in brackets: "madvise" of "always [madvise] never".
 std::string chosen_word(const std::string& path) {
   std::ifstream file(path);
   std::string word;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MachineMemory: the memory that the machine, and the container around this process, leave to it.
-// Read from /proc, the kernel, the cgroup file systems (v1 and v2) and the environment; nothing is
-// cached or changed. Any thread.
+// The figures come from /proc, the kernel, the cgroup file systems (v1 and v2) and the environment;
+// nothing is cached or changed. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ struct MachineMemory {
   uint64_t local_ranks = 1;                    // LOCAL_WORLD_SIZE: processes torchrun started here
 };
 
-/// As the folders /proc and /sys below `root` tell, but for address_bytes_left and local_ranks:
-/// they are of this process, whatever the root.
+/// The figures as the folders /proc and /sys below `root` tell them. Only address_bytes_left and
+/// local_ranks are of this process, whatever the root.
 MachineMemory probe_memory(const std::string& root = "");
 
 /// Processors that this process may use at once, by its affinity and its cgroup's quota; above 0.

@@ -79,7 +79,8 @@ Place place_of(const std::string& path) {
   return {slash == 0 ? "/" : path.substr(0, slash), path.substr(slash + 1)};
 }
 
-/// A temporary beside the file that it shall replace. Removed unless it took its place.
+/// A temporary beside the file that it shall replace. The destructor removes it unless it took the
+/// file's place.
 class Replacement {
  public:
   explicit Replacement(const std::string& path) : place_(place_of(path)) {}
@@ -156,7 +157,7 @@ Target look_at(const std::string& path) {
   return target;
 }
 
-/// Opens what is written to and stays. Changes no byte of it.
+/// Opens a target that is written to and stays. Changes no byte of it.
 UniqueFd open_target(const std::string& path, const Target& target) {
   if (target.way == Way::kDescriptor) {
     return UniqueFd(fcntl(target.descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1));

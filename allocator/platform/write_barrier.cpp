@@ -17,7 +17,7 @@ constexpr long kWaitNs = 20'000;
 // mapping is wrong, and a crash is better than a hang.
 constexpr uint32_t kRetriesMax = 1'000'000;
 
-// Written once by configure() before any window opens; the handler reads them.
+// configure() writes these once, before any window opens; the handler reads them.
 std::atomic<uintptr_t> g_guarded_base{0};
 std::atomic<uint64_t> g_guarded_bytes{0};
 std::atomic<FaultJudge> g_judge{nullptr};

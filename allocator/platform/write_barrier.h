@@ -8,8 +8,8 @@
 // Others install their own handlers at any time. So a thread that opens a window first calls
 // ensure_installed(), which puts ours in front. A thread that has SIGSEGV blocked gets no handler:
 // the kernel ends the process. So where a window can do without the signal, it does
-// (platform/access_barrier.h, engine/move/cpu/slot_fetches.h). One barrier a process, like signal
-// handlers.
+// (platform/access_barrier.h, engine/move/cpu/slot_fetches.h). There is one barrier a process, as
+// with signal handlers.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,8 @@ enum class FaultVerdict : uint8_t {
   kForeign,  // no window of ours: a bug in the program, which gets its signal
 };
 
-/// Judges an address inside the arena. Runs in a signal handler: lock-free, async-signal-safe.
+/// Judges an address inside the arena. It runs in a signal handler, so it is lock-free and
+/// async-signal-safe.
 using FaultJudge = FaultVerdict (*)(const void* address);
 
 class WriteBarrier {

@@ -19,7 +19,7 @@ Result<std::unique_ptr<BounceRing>> BounceRing::create(size_t pieces) {
   if (memory == nullptr) {
     return status_from_errno(errno, "cannot map " + format_bytes(bytes) + " of buffers for writes");
   }
-  // Only advice: a refusal costs time at forks.
+  // The call is only advice: a refusal costs time at forks.
   (void)madvise(memory, bytes, MADV_DONTFORK);
   return std::unique_ptr<BounceRing>(new BounceRing(memory, pieces));
 }

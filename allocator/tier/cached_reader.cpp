@@ -32,7 +32,7 @@ int copy_from_mapping(const void* mapping, std::span<char> memory) {
                           memory.size() - done};
     const ssize_t copied = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
     if (copied < 0 && (errno == EPERM || errno == ENOSYS)) {
-      // A sandbox. A missing page then is a SIGBUS after all.
+      // A sandbox refuses the call. A missing page then is a SIGBUS after all.
       memcpy(memory.data() + done, static_cast<const char*>(mapping) + done, memory.size() - done);
       return 0;
     }
@@ -81,7 +81,8 @@ Status CachedReader::read(uint64_t offset, std::span<char> memory) const {
   return {StatusCode::kIoError, status_from_errno(error_number, attempt).message()};
 }
 
-// Returns the errno, or 0; `refusal`, that of the mapping, where the file cannot be opened.
+// Returns the errno, or 0. Where the file cannot be opened, returns `refusal`, the errno of the
+// mapping.
 int CachedReader::read_anew(uint64_t offset, std::span<char> memory, int refusal) const {
   const std::string path = "/proc/self/fd/" + std::to_string(fd_);
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));

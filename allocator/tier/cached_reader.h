@@ -18,7 +18,7 @@ namespace tencache {
 
 class CachedReader {
  public:
-  /// Does not own the descriptor.
+  /// The reader does not own the descriptor.
   explicit CachedReader(int fd) : fd_(fd), identity_(FileIdentity::of(fd)) {}
 
   /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the descriptor

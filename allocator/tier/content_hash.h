@@ -17,8 +17,8 @@ struct ContentHash {
   friend bool operator==(const ContentHash&, const ContentHash&) = default;
 };
 
-/// Computes the hash of bytes that are fed piece by piece, in order. Movable, not copyable; one
-/// thread.
+/// Computes the hash of bytes that are fed piece by piece, in order. A hasher is movable but not
+/// copyable, and belongs to one thread.
 class ContentHasher {
  public:
   ContentHasher();

@@ -38,7 +38,7 @@ constexpr uint64_t kReserveShare = 10;
 // A call that signals interrupt again and again must end in an error, not in a loop.
 constexpr int kTriesMax = 1000;
 
-// More than any file; so that sums do not overflow.
+// No file is larger than this, so sums of such sizes do not overflow.
 constexpr uint64_t kSlotBytesMax = uint64_t{1} << 62;
 
 // At 1 MiB a request, more threads than this add context switches and no bandwidth.
@@ -171,8 +171,8 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
   int error_number = extend_file(file_.get(), file_bytes, wanted_bytes);
   if (error_number == 0) return Status::ok();
   if (enough_bytes < wanted_bytes) {
-    // It finds the blocks that the first attempt got. Given back, they would not be free before the
-    // file system has written its journal.
+    // The second attempt finds the blocks that the first one got. If those were given back before,
+    // they would not be free until the file system has written its journal.
     grown_bytes = enough_bytes;
     error_number = extend_file(file_.get(), file_bytes, enough_bytes);
   }
@@ -262,7 +262,7 @@ uint64_t DiskTier::frozen_bytes() const {
 }
 
 void DiskTier::drop_page_cache(const Slot& slot) const {
-  // Only advice: a refusal leaves the pages to the kernel's own reclaim.
+  // The call is only advice: a refusal leaves the pages to the kernel's own reclaim.
   require_own_file();
   (void)posix_fadvise(file_.get(), static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
                       POSIX_FADV_DONTNEED);
@@ -383,7 +383,7 @@ Status DiskTier::end_buffered_write(std::span<const IoSegment> segments,
   return status;
 }
 
-// So that the disk has a queue; a failure shows in the wait.
+// Starts the writing, so that the disk has a queue; a failure shows in the wait.
 void DiskTier::start_write_back(std::span<const IoSegment> segments) const {
   require_own_file();
   for (const IoSegment& segment : segments) {
@@ -399,7 +399,8 @@ Status DiskTier::end_buffered(IoDirection direction, std::span<const IoSegment> 
   return end_buffered(direction, added);
 }
 
-// Waits until what was written is on the disk, and takes it out of the page cache.
+// After a write, waits until the bytes are on the disk. In either direction, takes them out of the
+// page cache.
 Status DiskTier::end_buffered(IoDirection direction, std::span<const IoSegment> segments) const {
   require_own_file();
   const int fd = file_.get();

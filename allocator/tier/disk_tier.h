@@ -56,8 +56,8 @@ struct Slot {
 
 struct DiskTierConfig {
   std::string directory;  // must exist
-  /// The file never grows beyond this. None: a tenth of what the file and the free space come to is
-  /// left to others, as it stands when the file grows.
+  /// The file never grows beyond this. Without a quota, a tenth of what the file and the free space
+  /// come to when the file grows is left to others.
   std::optional<uint64_t> quota_bytes;
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;
@@ -74,7 +74,7 @@ struct DiskProbe {
   std::string directory;
   std::string file_system;  // "ext4", "tmpfs", ...
   uint64_t free_bytes = 0;
-  // Why it does not offer them; empty where it does.
+  // Why the directory does not offer each ability; empty where it does.
   std::string io_uring_reason;
   std::string direct_io_reason;
   std::string registered_buffers_reason;
@@ -97,8 +97,8 @@ class DiskTier {
   /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
   /// system is exhausted; the message says which, the size of the request, and what would help.
   Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// As allocate(), for bytes that need not be on the disk yet: a refusal is no failure of the
-  /// disk.
+  /// Does what allocate() does, for bytes that need not be on the disk yet: a refusal is no failure
+  /// of the disk.
   Result<Slot> allocate_ahead(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Gives a slot back. A frozen slot waits until the children of its fork are gone.
@@ -115,10 +115,10 @@ class DiskTier {
   /// Drops the page cache that accesses through a cold mapping of the slot left behind.
   void drop_page_cache(const Slot& slot) const;
 
-  /// Before fork(): freezes every slot in use and maps the token that the child will inherit.
+  /// Call before fork(). Freezes every slot in use and maps the token that the child will inherit.
   /// REQUIRES: no transfer is running. If the token cannot be made, the slots are frozen for good.
   void freeze_before_fork() TENCACHE_EXCLUDES(mutex_);
-  /// After fork() in the parent: unmaps the parent's own mapping of the token.
+  /// Call after fork() in the parent. Unmaps the parent's own mapping of the token.
   void after_fork_in_parent() TENCACHE_EXCLUDES(mutex_);
 
   int fd() const { return file_.get(); }
@@ -126,7 +126,7 @@ class DiskTier {
   void require_own_file() const { file_.require_ours(kSpillFile); }
   /// Whether the last growth or write failed in a way that may pass.
   bool is_failing() const { return is_failing_.load(std::memory_order_relaxed); }
-  /// How it failed; ok when it did not.
+  /// How the last growth or write failed; ok when it did not.
   Status failure() const TENCACHE_EXCLUDES(mutex_);
   const std::string& directory() const { return config_.directory; }
   /// The directory as messages name it (base/shown_text.h).
@@ -152,7 +152,7 @@ class DiskTier {
   struct Quota {
     uint64_t bytes = 0;
     const char* remedy = "";
-    bool follows_disk = false;  // so that it may grow again
+    bool follows_disk = false;  // the quota may grow again
   };
   class AddedSegments;
 

@@ -33,7 +33,7 @@ namespace {
 
 constexpr size_t kTokenBytes = 4096;
 
-/// Maps a token at `address`; invalid with errno set on failure.
+/// Maps a token at `address`. On failure returns an invalid descriptor, with errno set.
 KeptFd make_token(void*& address) {
   KeptFd token(UniqueFd(memfd_create("tencache-fork", MFD_CLOEXEC | MFD_ALLOW_SEALING)));
   if (!token.is_valid() || ftruncate(token.get(), kTokenBytes) != 0) return {};
@@ -45,7 +45,8 @@ KeptFd make_token(void*& address) {
   return token;
 }
 
-/// Also true when the program has closed the token's descriptor: nobody can tell any more.
+/// Whether anybody may have the token mapped. That is so, too, when the program has closed the
+/// token's descriptor: nobody can tell any more.
 bool may_be_mapped(const KeptFd& token) {
   return !token.is_ours() || fcntl(token.get(), F_ADD_SEALS, F_SEAL_WRITE) != 0;
 }
@@ -103,7 +104,8 @@ void DiskTier::after_fork_in_parent() {
 }
 
 void DiskTier::reclaim_childless_epochs() {
-  // Newest first, so that a waiting slot passes through all forks that have ended.
+  // The loop begins with the newest fork, so that a waiting slot passes through all forks that have
+  // ended.
   for (size_t i = fork_epochs_.size(); i-- > 0;) {
     const KeptFd& token = fork_epochs_[i].token;
     if (token.is_valid() && !may_be_mapped(token)) forget_epoch(i);

@@ -87,7 +87,7 @@ bool HostTier::may_grow(uint64_t bytes) const {
 bool HostTier::may_map(uint64_t bytes) const {
   const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
   if (bytes <= room_bytes) return true;
-  // Where most of the chunks is in use, no walk over them is needed.
+  // Where most of the chunks' bytes are in use, no walk over them is needed.
   const uint64_t unused_bytes = stats_.chunk_bytes - ranges_.used() * kIoAlignment;
   return bytes <= room_bytes + unused_bytes && bytes <= room_bytes + free_chunk_bytes();
 }

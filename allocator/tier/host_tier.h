@@ -14,18 +14,19 @@
 // A block beyond the budget is for bytes that must get through even when the budget is used up,
 // because an op waits for them. It is pageable memory of its own, unmapped when it is released.
 //
-// Invariants: 1. blocks do not overlap, and no block spans two chunks, so a copy is within one
-// registration. 2. the bytes of all chunks, those being made included, never exceed the budget.
-// 3. asked <= chunk bytes; pinned <= chunk bytes.
+// Invariants:
+//   1. Blocks do not overlap, and no block spans two chunks, so a copy is within one registration.
+//   2. The bytes of all chunks, those being made included, never exceed the budget.
+//   3. asked <= chunk bytes; pinned <= chunk bytes.
 //
 // Note [Chunks]: a chunk holds a whole number of the blocks for which it is made: as many as fit
 // into chunk_bytes, or one larger block. Training allocates few sizes many times, so chunks are
-// full, and the hole that a block leaves fits the next block of its size. Measured with the sizes
-// of a 7 B model and its optimizer (65 GiB), which all leave and come back in changing orders:
-// chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of sizes
-// changes at random it is 7.5 and 5.4-7 %. A chunk costs one registration and some milliseconds,
-// and nothing is pinned before it is needed. Where the budget or the machine has no room for
-// another chunk, free ones, which are too small then, are unmapped in its place.
+// full, and the hole that a block leaves fits the next block of its size. A measurement took the
+// sizes of a 7 B model and its optimizer (65 GiB), which all leave and come back in changing
+// orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
+// sizes changes at random, they leave 7.5 and 5.4-7 %. A chunk costs one registration and some
+// milliseconds, and nothing is pinned before it is needed. Where the budget or the machine has no
+// room for another chunk, free ones, which are too small then, are unmapped in its place.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only.
 // grow_mutex_ alone serialises growing, which can take seconds and may unpin free chunks; a thread
@@ -100,8 +101,8 @@ class HostTier {
  public:
   /// kInvalidArgument for a budget that holds nothing. Maps nothing yet.
   static Result<std::unique_ptr<HostTier>> create(HostTierConfig config);
-  /// Gives all memory back. Not for process exit, where the driver may be gone. REQUIRES: no copy
-  /// from or to a block is under way.
+  /// Gives all memory back. It is not for process exit, where the driver may be gone. REQUIRES: no
+  /// copy from or to a block is under way.
   ~HostTier();
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
@@ -111,8 +112,8 @@ class HostTier {
   /// request, why it is refused and what would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
-  /// Like allocate(), but only from mapped memory: no block where that has no room for it, and none
-  /// in a forked child.
+  /// Takes a block as allocate() does, but only from mapped memory: no block where that has no room
+  /// for it, and none in a forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
   bool may_hold(uint64_t bytes) const { return bytes <= config_.budget_bytes; }

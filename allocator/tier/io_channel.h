@@ -48,19 +48,21 @@ struct IoSegment {
   char* memory_at(uint64_t file_offset) const { return memory + (file_offset - offset); }
 };
 
-/// Told about every piece of a transfer, on the thread that runs it. Offsets are file offsets.
+/// Hears of every piece of a transfer, on the thread that runs it. Offsets are file offsets.
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
-  /// Called just before the piece is submitted from or to `memory`. A write may hash it now, and
-  /// fills it if its segment has no memory. False cancels the transfer: nothing more is submitted,
-  /// requests in flight are awaited, and transfer() returns ok with `cancelled` set.
+  /// The channel calls this just before the piece is submitted from or to `memory`. A write may
+  /// hash it now, and fills it if its segment has no memory. False cancels the transfer: nothing
+  /// more is submitted, requests in flight are awaited, and transfer() returns ok with `cancelled`
+  /// set.
   virtual bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) = 0;
-  /// Called after the piece and all pieces before it are complete; a read may hash it now.
+  /// The channel calls this after the piece and all pieces before it are complete; a read may hash
+  /// it now.
   virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
-  /// Called when every segment has been handed out, and again while pieces of them are in flight.
-  /// Returns one more segment, with memory, or false when there is none now. So one transfer goes
-  /// on where the disk would otherwise run dry between two.
+  /// The channel calls this when every segment has been handed out, and again while pieces of them
+  /// are in flight. Returns one more segment, with memory, or false when there is none now. So one
+  /// transfer goes on where the disk would otherwise run dry between two.
   virtual bool next_segment(IoSegment* /*segment*/) { return false; }
 };
 

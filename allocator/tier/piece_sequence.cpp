@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rules of a transfer that do not depend on how bytes move: what a short answer means, which
-// errors are repeated and how often, in which order pieces are reported. One thread.
+// errors are repeated and how often, in which order pieces are reported. One thread runs them.
 #include "tier/piece_sequence.h"
 
 #include <algorithm>

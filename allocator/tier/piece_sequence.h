@@ -8,9 +8,11 @@
 // it is reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are
 // stable while it is in flight, and so is its buffer of the bounce ring, which has as many places.
 //
-// Invariants: 1. in_flight() counts the pieces handed out and not yet settled as done or failed.
-// 2. After a failure or a cancellation no piece is handed out. One thread: the caller of
-// transfer().
+// Invariants:
+//   1. in_flight() counts the pieces handed out and not yet settled as done or failed.
+//   2. After a failure or a cancellation no piece is handed out.
+//
+// Threads: one, the caller of transfer().
 #pragma once
 
 #include <cstddef>

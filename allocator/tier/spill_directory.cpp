@@ -13,7 +13,7 @@
 namespace tencache {
 namespace {
 
-/// Directories in which a spill file may be made without asking, best first.
+/// Directories in which a spill file may be made without asking, the best one first.
 std::vector<std::string> candidate_directories() {
   std::vector<std::string> candidates;
   const auto add = [&candidates](std::string path) {

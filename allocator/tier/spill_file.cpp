@@ -208,7 +208,8 @@ Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::st
   // What others write to a standard descriptor that was closed must not reach the file.
   file.fd = above_standard(
       UniqueFd(openat(directory.fd.get(), ".", O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC, 0600)));
-  // EISDIR and EINVAL: kernels and file systems that do not know the flag read it as O_DIRECTORY.
+  // EISDIR and EINVAL come from kernels and file systems that do not know the flag and read it as
+  // O_DIRECTORY.
   const bool is_unknown = errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL;
   if (!file.fd.is_valid() && is_unknown) {
     file.fd = above_standard(UniqueFd(open_and_unlink(directory.fd.get())));

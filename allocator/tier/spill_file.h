@@ -41,8 +41,8 @@ Result<SpillFile> open_spill_file(const SpillDirectory& directory, const std::st
 /// besides (ulimit -f).
 uint64_t file_size_limit_bytes();
 
-/// For file systems without O_TMPFILE: makes a file under a new random name and unlinks it at once.
-/// -1 with errno set on failure.
+/// Makes a file under a new random name and unlinks it at once, for file systems without O_TMPFILE.
+/// Returns -1 with errno set on failure.
 int open_and_unlink(int directory_fd);
 
 }  // namespace tencache

@@ -70,9 +70,9 @@ class ThreadChannel final : public IoChannel {
   const int fd_;
   const FileIdentity file_;
   const unsigned thread_count_;
-  const size_t window_;               // pieces
-  pid_t owner_pid_ = 0;               // process of the threads; written by the first transfer
-  std::vector<std::thread> threads_;  // written by the first transfer
+  const size_t window_;                      // pieces
+  pid_t owner_pid_ = 0;                      // process of the threads; start_threads() sets it
+  std::vector<std::thread> threads_;         // start_threads() fills it
   std::unique_ptr<BounceRing> bounce_ring_;  // made by the first transfer that needs it
 
   Mutex mutex_;

@@ -9,15 +9,15 @@
 //
 // Note [Registered buffers]: the kernel looks up and pins the pages of each request, unless they
 // lie in memory that was registered once. Reads go to fresh pages each time, so there is nothing to
-// register. Writes of the engine come from the bounce ring, which is registered as one buffer.
-// The cost: pages stay pinned (not swapped, not migrated) and count against the user's memlock
-// limit while the channel lives, or while a forked child lives longer, since it has the ring's
+// register. Writes of the engine come from the bounce ring, which is registered as one buffer. The
+// cost: pages stay pinned (not swapped, not migrated) and count against the user's memlock limit
+// while the channel lives, or while a forked child lives longer, since it has the ring's
 // descriptor. Three rules bound the cost. The ring is registered only after each of its buffers was
 // used, when with huge pages all of it is there anyway. It has at most kWindowPiecesMax pieces. A
-// tier has no more channels with a ring than evictions ran at once (disk_tier.h).
-// Registration is all or nothing: half a ring would take the whole of a small limit from the user's
-// other programs. Where it is refused (memlock, seccomp) the same writes go as plain requests. It
-// saves the kernel time for each request; the disk writes no faster for it.
+// tier has no more channels with a ring than evictions ran at once (disk_tier.h). Registration is
+// all or nothing: half a ring would take the whole of a small limit from the user's other programs.
+// Where it is refused (memlock, seccomp) the same writes go as plain requests. Registration saves
+// the kernel time for each request; the disk writes no faster for it.
 //
 // Note [Descriptors of a ring]: the registered file is a reference of its own, so that a request
 // reaches the spill file whatever became of the descriptor's number. Where registration is refused,
@@ -142,7 +142,7 @@ class UringChannel final : public IoChannel {
 Status UringChannel::open_ring() {
   io_uring_params params = {};
   // Each turn looks for completions anyway; without the flags the kernel interrupts the thread for
-  // each one. Kernels before 5.19 do not know them.
+  // each one. Kernels before 5.19 do not know the flags.
   params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
   int result = io_uring_queue_init_params(depth_, &ring_, &params);
   if (result == -EINVAL) {
@@ -165,13 +165,14 @@ Status UringChannel::open_ring() {
             "io_uring is not available: the kernel is older than 5.6 and lacks its read and write"};
   }
   file_.require(fd_, kSpillFile);
-  // Note [Descriptors of a ring]. It also saves a reference count on the file per request.
+  // The registration (Note [Descriptors of a ring]) also saves a reference count on the file per
+  // request.
   is_file_registered_ = io_uring_register_files(&ring_, &fd_, 1) == 0;
   file_.require(fd_, kSpillFile);
   return Status::ok();
 }
 
-// The kernel opens it close-on-exec, under the lowest number that is free.
+// The kernel opens the ring's descriptor close-on-exec, under the lowest number that is free.
 Status UringChannel::keep_ring_fd() {
   UniqueFd above = above_standard(UniqueFd(ring_.ring_fd));
   const int error_number = errno;

@@ -151,7 +151,8 @@ void BlockPool::release(Block* block) {
   table_.release(block);  // a whole segment that changed its stream
 }
 
-// Frees what streams are done with. Returns whether something may have become free.
+// Frees the waiting blocks that streams are done with. Returns whether something may have become
+// free.
 bool BlockPool::poll(Patience patience) {
   return waiting_.poll(patience, [this](const std::vector<Block*>& over) {
     MutexLock lock(mutex_);
@@ -213,8 +214,8 @@ uint64_t BlockPool::trim_idle(uint64_t bytes) {
   return give_back(claimed, kNoStreams);
 }
 
-// Numbers the segments that have become wholly free. Only now, since that happens all the time, and
-// memory is seldom wanted back.
+// Numbers the segments that have become wholly free. Only a trim does this, since segments become
+// wholly free all the time, and their memory is seldom wanted back.
 void BlockPool::note_whole() {
   MutexLock lock(mutex_);
   table_.for_each_whole([this](Segment& segment) {

@@ -78,7 +78,7 @@ struct FoundBlock {
   uint64_t pool = 0;       // number of the private pool; 0: none
 };
 
-/// What BlockPool::restore() has changed. An address may be in both.
+/// What BlockPool::restore() has changed. An address may be in both lists.
 struct RestoredBlocks {
   std::vector<CUdeviceptr> freed;
   std::vector<CUdeviceptr> allocated;
@@ -104,8 +104,8 @@ class BlockPool {
   /// yet.
   bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
   /// These streams use the block, too (record_stream): it is not reused before they have done what
-  /// they were given until free(). Any address in the block will do. False when it is in no segment
-  /// of the pool. REQUIRES: otherwise the block is not freed yet.
+  /// they were given until free(). Any address in the block will do. False when the address is in
+  /// no segment of the pool. REQUIRES: otherwise the block is not freed yet.
   bool note_use(CUdeviceptr address, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
 
   /// The program's block that contains the address, if there is one.
@@ -115,8 +115,9 @@ class BlockPool {
   /// `bytes` went back or none is left. Waits on the host for what the device still does with them,
   /// for one stream after another. Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// The same for those that the device is known to be done with; waits for nothing. A segment is
-  /// known to be so at the earliest when this has seen it before.
+  /// Does the same with segments that the device is known to be done with; waits for nothing. The
+  /// device is known to be done with a segment at the earliest when an earlier call has seen it
+  /// free.
   uint64_t trim_idle(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Puts the pool back to a state that segments() gave: every block of the program is freed, and

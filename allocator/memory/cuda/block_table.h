@@ -53,7 +53,8 @@ struct Segment {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
-  // While it is wholly free: its free's number in FreeMarks, once somebody has asked for one.
+  // The number of its free in FreeMarks, while it is wholly free and once somebody has asked for
+  // one.
   std::optional<uint64_t> free_number;
   ListHook<Segment> whole_hook;
 };
@@ -80,8 +81,8 @@ struct Block {
   StreamSet users = 0;                // streams noted for it, besides the owner; 0 unless active
   BlockState state = BlockState::kFree;
   Segment* segment = nullptr;
-  // Its place in each tree while it is there, else the node to insert one with. It is in the tree
-  // of addresses while it exists, in the tree of free blocks while it is free.
+  // The block's place in each tree while it is there, else the node to insert it with. A block is
+  // in the tree of addresses while it exists, in the tree of free blocks while it is free.
   BlocksByAddress::iterator place;
   BlocksByAddress::node_type place_node;
   FreeBlocks::iterator free_place;
@@ -160,12 +161,13 @@ class BlockTable {
       visit(*segment);
     }
   }
-  /// Another stream's from now on. REQUIRES: the block is a whole segment, and claimed.
+  /// Makes the segment another stream's from now on. REQUIRES: the block is a whole segment, and
+  /// claimed.
   void change_owner(Block* block, StreamSet owner);
   /// Forgets the segment of a claimed block.
   void remove_segment(Block* block);
 
-  /// Ascending by address.
+  /// Both ascend by address.
   const std::map<CUdeviceptr, Segment>& segments() const { return segments_; }
   const BlocksByAddress& blocks() const { return blocks_; }
   const BlockFigures& figures(bool is_small) const { return figures_[is_small ? 1 : 0]; }

@@ -16,7 +16,7 @@ namespace tencache {
 
 class CopiesBelow {
  public:
-  /// The tiers outlive this. Null: there is no such tier.
+  /// Both tiers outlive this object. Null stands for a tier that does not exist.
   CopiesBelow(HostTier* host, DiskTier* disk) : host_(host), disk_(disk) {}
 
   /// Gives back the whole copy below, or its part in host memory or on disk. REQUIRES: the copy is

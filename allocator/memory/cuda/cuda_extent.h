@@ -22,8 +22,8 @@ struct CudaExtent : Extent {
   /// The stream it was allocated on, which may reuse it as soon as it is freed. CudaHeap writes
   /// this while nobody else has the extent; snapshots read it at any time.
   std::atomic<StreamSet> owner{kNoStreams};
-  /// The program has announced that a stream uses it (record_stream), perhaps before queueing that
-  /// use.
+  /// Whether the program has announced that a stream uses it (record_stream), perhaps before
+  /// queueing that use.
   std::atomic<bool> is_recorded{false};
   /// The part of the copy below that is in host memory. copy_hash is the hash of the copy's bytes,
   /// wherever they are, once there is a copy (has_copy_below). Both are owned as the slot is
@@ -31,7 +31,8 @@ struct CudaExtent : Extent {
   HostBlock host_block;
   DeviceHash copy_hash;
 
-  /// The number of its free (memory/cuda/free_marks.h). Written by the thread that retires it.
+  /// The number of its free (memory/cuda/free_marks.h). The thread that retires the extent writes
+  /// it.
   uint64_t free_number = 0;
 
   /// Bytes of the block that the program has, or had last.

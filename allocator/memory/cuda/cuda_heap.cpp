@@ -19,7 +19,8 @@ namespace {
 // blocks.
 constexpr uint64_t kLargeSegmentsPerBudget = 64;
 constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
-// Others are taken to have at least this share more of the budget when the GPU refuses memory.
+// When the GPU refuses memory, other programs are taken to have at least this share of the budget
+// more.
 constexpr uint64_t kOthersStepsPerBudget = 64;
 
 bool is_out_of_memory(const Result<Frame>& frame) {
@@ -175,7 +176,7 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
   note_live();
 }
 
-// Only the stream that the freed extent was allocated on may still use it.
+// Counts a freed extent that only the stream it was allocated on may still use.
 void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
   const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
   const SplitChange rest = rest_of(extent_bytes - bytes);
@@ -261,7 +262,8 @@ Result<Frame> CudaHeap::take_frame(uint64_t bytes, bool may_wait, bool is_small,
     if (missing_bytes == 0 || drop_cached_of(missing_bytes, stream) > 0) continue;
     if (!may_wait) return frame;
     if (await_idle(missing_bytes, stream)) continue;
-    // More than is missing, so that this takes few rounds where others have taken much.
+    // The heap evicts more than is missing, so that few rounds suffice where others have taken
+    // much.
     uint64_t taken_bytes = std::max(missing_bytes, budget_.limit() / kOthersStepsPerBudget);
     if (!evict_more(taken_bytes)) {
       taken_bytes = missing_bytes;
@@ -378,7 +380,7 @@ void CudaHeap::free(void* address) {
   if (retired == Retired::kCached) {
     cache(extent);
   } else {
-    // Its bytes are not on the GPU, so no stream uses them.
+    // The extent's bytes are not on the GPU, so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
     count_done(requested_bytes, extent_bytes);
     if (retired == Retired::kVacant) give_back_addresses(extent);
@@ -422,7 +424,7 @@ void CudaHeap::end_extent(CudaExtent* extent) {
   pool_.give_back(extent);
 }
 
-// Ends its life as end_extent() does, and gives back its addresses, which nobody uses.
+// Ends the extent's life as end_extent() does, and gives back its addresses, which nobody uses.
 void CudaHeap::give_back_addresses(CudaExtent* extent) {
   const char* address = extent->address;
   const uint64_t bytes = extent->bytes;

@@ -88,15 +88,15 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
-  /// BlockPool::restore() of this private pool. An error if the pool is gone.
+  /// Puts this private pool back (BlockPool::restore()). An error if the pool is gone.
   Result<RestoredBlocks> restore_private(uint64_t pool, const std::vector<SegmentView>& state);
   PrivatePools& private_pools() { return *private_pools_; }
-  /// As PrivatePools::drop(), and at least as many bytes of free handles go back to the driver.
-  /// Returns whether the pool is gone.
+  /// Does what PrivatePools::drop() does, and gives at least as many bytes of free handles back to
+  /// the driver. Returns whether the pool is gone.
   bool drop_private_pool(uint64_t number);
   uint64_t empty_cache() override;
 
-  /// The observer is told from now on; it outlives the heap.
+  /// Tells the observer of what happens from now on. The observer outlives the heap.
   void observe(HeapObserver* observer) { observer_.store(observer, std::memory_order_release); }
 
   /// Sets the budget and gives back at once what is cached above it. The caller tells the engine.
@@ -113,7 +113,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   /// Gives back host memory of resident extents (copies that only save a copy later) until `bytes`
   /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// The same for slots of extents that are resident, or cold with their bytes in host memory, too.
+  /// Gives back likewise the slots of extents that are resident, or cold with their bytes in host
+  /// memory, too.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
   void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
@@ -139,7 +140,7 @@ class CudaHeap final : public Heap, private SegmentSource {
     observer->note(observer->context, static_cast<int>(event), address, bytes);
   }
 
-  // SegmentSource.
+  // The methods of SegmentSource.
   Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) override
       TENCACHE_EXCLUDES(mutex_);
   uint64_t large_segment_bytes() const override;
@@ -244,11 +245,11 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   CondVar has_left_;
   uint64_t stuck_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of leaving_count_, waited for in vain
-  // By owner: the last free that was over when a wait for the stream was given up.
+  // The last free of each owner that was over when a wait for its stream was given up.
   std::map<StreamSet, uint64_t> stood_still_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;
-  // Reset in the destructor: their segments go back through the members above.
+  // The destructor resets these two first: their segments go back through the members above.
   std::optional<BlockPool> small_blocks_;
   std::optional<PrivatePools> private_pools_;
 };

@@ -47,8 +47,8 @@ CudaExtent* CudaHeap::pop_cached(Key key) {
 }
 
 // Takes over another stream's cached extent; our stream waits on the device for the point of its
-// free. The bit that many streams share cannot be held back, so it gets what the device is done
-// with.
+// free. The bit that many streams share cannot be held back, so only an extent that the device is
+// done with serves it.
 CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   const bool can_be_held = StreamNumbers::is_one_stream(stream);
   CudaExtent* extent = nullptr;
@@ -338,7 +338,7 @@ uint64_t CudaHeap::destroy(const std::vector<CudaExtent*>& extents) {
     if (free_marks_.wait(extent->owner, extent->free_number) && extent->claim_for_trim()) {
       const Status status = take_away_frame(extent);
       if (status.is_ok()) {
-        // In this order, so that the bytes never count as live.
+        // In this order the bytes never count as live.
         budget_.release(bytes);
         cached_bytes_.fetch_sub(bytes, std::memory_order_relaxed);
         give_back_addresses(extent);

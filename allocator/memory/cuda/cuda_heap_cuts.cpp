@@ -34,7 +34,7 @@ struct CutPlace {
   int cuts = 3;  // extents that lose a part; more than any stretch has: there is none
 };
 
-// REQUIRES: ascending borders without gaps between them.
+// REQUIRES: the borders ascend, without gaps between them.
 void keep_best(const std::vector<Border>& borders, uint64_t bytes, CutPlace* best) {
   size_t end = 0;
   for (const Border& begin : borders) {
@@ -172,7 +172,7 @@ CudaExtent* CudaHeap::cut_cached(uint64_t requested_bytes, uint64_t bytes, Strea
   return extent;
 }
 
-// `free_number` is that of the extent that it was a part of.
+// Caches a rest. `free_number` is that of the extent that the rest was a part of.
 void CudaHeap::cache_rest(CUdeviceptr address, Frame frame, StreamSet owner, uint64_t free_number) {
   CudaExtent* extent = begin_extent(reinterpret_cast<char*>(address), std::move(frame), 0, owner);
   extent->free_number = free_number;

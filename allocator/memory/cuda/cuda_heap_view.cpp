@@ -8,7 +8,7 @@
 namespace tencache {
 namespace {
 
-// Freed but in no list: other streams may still use it.
+// Whether the extent is freed, but in no list yet because other streams may still use it.
 bool is_waiting(const CudaExtent& extent) {
   return extent.state() == ExtentState::kCached && !extent.age_hook.linked;
 }

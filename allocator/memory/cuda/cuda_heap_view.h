@@ -17,7 +17,7 @@ namespace tencache {
 /// What extents do with the GPU's memory. Each figure is of one moment, both of nearly the same.
 struct CudaHeapFigures {
   uint64_t cold_bytes = 0;    // of the program's extents, without a frame
-  uint64_t cached_bytes = 0;  // freed; they keep their frames for the next one
+  uint64_t cached_bytes = 0;  // of freed extents, which keep their frames for reuse
 };
 
 class CudaHeapView {
@@ -25,11 +25,11 @@ class CudaHeapView {
   explicit CudaHeapView(CudaHeap& heap) : heap_(heap) {}
 
   ProgramUses uses() const { return heap_.use_.read(); }
-  /// What was taken from the driver for all of it.
+  /// What the heap has taken from the driver for all uses.
   FrameUses frames() const { return heap_.frames_.uses(); }
   /// Walks all extents.
   CudaHeapFigures figures() const TENCACHE_EXCLUDES(heap_.mutex_);
-  /// Resets those of uses() and frames().
+  /// Reset the peaks, or the totals, of uses() and frames().
   void reset_peaks();
   void reset_totals();
   /// The allocation that contains the address, if there is one.

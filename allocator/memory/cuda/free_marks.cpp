@@ -7,7 +7,8 @@
 namespace tencache {
 namespace {
 
-// For a stream whose memory nobody wants back. Later marks cover what earlier ones did.
+// A stream whose memory nobody wants back keeps at most this many marks. Later marks cover what
+// earlier ones did.
 constexpr size_t kMarksMax = 1024;
 
 }  // namespace
@@ -108,7 +109,8 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
       if (covers != marks.end()) first = *covers;
     }
     if (first.number == 0) {
-      // A second time, another thread must have found this mark reached, and the free is over.
+      // When this happens a second time, another thread must have found this mark reached, and the
+      // free is over.
       if (std::exchange(has_made, true) || !make(owner)) return is_over(owner, number);
       continue;
     }

@@ -30,9 +30,9 @@ class FreeMarks {
   explicit FreeMarks(StreamNumbers& streams) : streams_(streams) {}
 
   /// Call when everything that uses the memory is queued and its owner frees it. Returns the number
-  /// of this free. With a set that is not one stream it is over at once: those streams have been
-  /// waited for. The free gets a mark once this many bytes were freed on the stream since the last
-  /// one.
+  /// of this free. With a set that is not one stream the free is over at once: those streams have
+  /// been waited for. The free gets a mark once this many bytes were freed on the stream since the
+  /// last one.
   uint64_t note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -46,8 +46,8 @@ class FreeMarks {
     uint64_t over = 0;   // the last one that is known to be over, with all before it
   };
   Line line(StreamSet owner) const TENCACHE_EXCLUDES(mutex_);
-  /// Waits until the stream is done with it. False when that is unknown: the stream captures a
-  /// graph, or the context is broken.
+  /// Waits until the stream is done with what was freed under this number. False when that is
+  /// unknown: the stream captures a graph, or the context is broken.
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
  private:

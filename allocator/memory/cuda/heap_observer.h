@@ -13,10 +13,11 @@
 namespace tencache {
 
 enum class HeapEvent : uint8_t {
-  kSegmentMade,    // addresses for blocks, or those of one extent
-  kSegmentGone,    // nothing lies at these addresses any more
-  kFreeCompleted,  // streams are done with a block that was freed before; bytes as requested. Not
-                   // told where BlockPool::restore() has waited for them
+  kSegmentMade,  // addresses for blocks, or those of one extent
+  kSegmentGone,  // nothing lies at these addresses any more
+  // Streams are done with a block that was freed before; bytes as requested. BlockPool::restore()
+  // waits for the streams of the blocks that it frees, so the observer hears of no completion then.
+  kFreeCompleted,
 };
 
 struct HeapObserver {

@@ -31,7 +31,7 @@ namespace tencache {
 
 struct PinnedMemoryConfig {
   int ordinal = 0;  // of the GPU near which the memory lies
-  // Budget 0: all memory. Node and pinner are set by PinnedMemory.
+  // A budget of 0 means all memory. PinnedMemory sets the node and the pinner.
   HostTierConfig host;
 };
 
@@ -78,8 +78,8 @@ class PinnedMemory {
   HostTier& tier() { return *tier_; }
   TimedPinner& pinner() { return *timed_pinner_; }
 
-  /// A stream of that GPU uses the block that contains the address; false when there is none. Fails
-  /// where the GPU cannot be opened; that must not be ignored.
+  /// Notes that a stream of that GPU uses the block that contains the address; false when there is
+  /// no such block. Fails where the GPU cannot be opened; that must not be ignored.
   Result<bool> note_use(const void* address, int ordinal, CUstream stream)
       TENCACHE_EXCLUDES(mutex_);
 

@@ -37,7 +37,7 @@ class PrivatePools {
 
   /// Makes a pool and returns its number, which is never 0 and never reused.
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
-  /// Null when no pool has that number.
+  /// The pool of that number; null when there is none.
   PoolPtr find(uint64_t number) const TENCACHE_EXCLUDES(mutex_);
   /// Gives the pool's free segments back, and forgets the pool if it is empty then. REQUIRES: the
   /// device is done with everything that was freed in it, and nobody allocates in it any more.
@@ -51,8 +51,8 @@ class PrivatePools {
   StreamNumbers& numbers_;
   SegmentSource& source_;
   ProgramUse& use_;
-  // Written with mutex_ held. Relaxed: a thread that frees a block got it from one that saw the
-  // count.
+  // Threads write the count with mutex_ held. A relaxed read suffices: a thread that frees a block
+  // got the block from a thread that saw the count.
   std::atomic<uint64_t> count_{0};
   mutable Mutex mutex_;
   std::map<uint64_t, PoolPtr> pools_ TENCACHE_GUARDED_BY(mutex_);

@@ -28,8 +28,8 @@ class SegmentSource {
   virtual uint64_t large_segment_bytes() const = 0;
   /// Takes a whole segment back; no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address) = 0;
-  /// The streams are done with a freed block that had to wait for them, and nobody has it yet.
-  /// Called with the pool's lock held.
+  /// The streams are done with a freed block that had to wait for them, and nobody has it yet. The
+  /// pool calls this with its lock held.
   virtual void note_completed(CUdeviceptr /*address*/, uint64_t /*requested_bytes*/) {}
 };
 

@@ -63,7 +63,7 @@ class StreamQuarantine {
     (void)mark(entry);
     return push(std::move(entry));
   }
-  /// The same, with marks that the caller has made on these streams.
+  /// Adds an item likewise, with marks that the caller has made on these streams.
   bool add(Item item, StreamUses uses, std::vector<StreamMark> marks) TENCACHE_EXCLUDES(mutex_) {
     return push({std::move(item), std::move(uses), std::move(marks), true, false});
   }
@@ -127,7 +127,7 @@ class StreamQuarantine {
     for (const Entry& entry : entries_) visit(entry.item);
   }
 
-  /// Warns once, because it may recur with every allocation. A captured graph is no failure.
+  /// Warns once, because a failure may recur with every allocation. A captured graph is no failure.
   void note_failure(const Status& status) {
     if (on_failure_ == OnFailure::kEnd) return;
     if (status.code() == StatusCode::kUnavailable) {
@@ -207,7 +207,8 @@ class StreamQuarantine {
     return true;
   }
 
-  // Returns false when there is none.
+  // Waits for the streams of the first entry that can be waited for. Returns false when there is
+  // none.
   bool wait_for_one(std::vector<Entry>& entries) {
     return std::ranges::any_of(entries, [&](Entry& entry) {
       StreamUses late;
@@ -218,8 +219,8 @@ class StreamQuarantine {
   const char* const what_;
   const OnFailure on_failure_;
   std::atomic<bool> has_warned_ = false;  // relaxed: it only makes one thread warn
-  // Relaxed, since a poll more or less does no harm: how many items wait, those that a thread looks
-  // at included, and how often is_turn() was called while some did.
+  // How many items wait, those that a thread looks at included, and how often is_turn() was called
+  // while some did. Relaxed accesses suffice, since a poll more or less does no harm.
   std::atomic<size_t> size_ = 0;
   std::atomic<size_t> calls_ = 0;
 

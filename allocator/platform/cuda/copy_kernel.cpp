@@ -12,8 +12,8 @@ namespace tencache {
 namespace {
 
 // The kernel takes one in this many multiprocessors. With 132 of them, 16 blocks have 256 KiB in
-// flight; a link of 64 GB/s with a latency of 2 us holds 128 KiB. Measured on an
-// H200 (benchmarks/gpu/experiments, E5): from the GPU 8 blocks reach 52 GB/s and 32 no more; to it
+// flight; a link of 64 GB/s with a latency of 2 us holds 128 KiB. On an H200
+// (benchmarks/gpu/experiments, E5) 8 blocks reach 52 GB/s from the GPU, and 32 no more; to the GPU
 // 8 reach 38 GB/s and 32 reach 51.
 constexpr unsigned kShareOfGpu = 8;
 

@@ -19,8 +19,8 @@ namespace tencache {
 
 class CopyKernel {
  public:
-  /// Compiles it for the GPU. kUnavailable where a GPU sees host memory at other addresses than the
-  /// host; else errors are those of NVRTC and of the driver.
+  /// Compiles the kernel for the GPU. kUnavailable where a GPU sees host memory at other addresses
+  /// than the host; else errors are those of NVRTC and of the driver.
   static Result<std::unique_ptr<CopyKernel>> create(const Gpu& gpu, const NvrtcApi& nvrtc);
 
   /// Queues a copy and returns at once. REQUIRES: both addresses and the size are multiples of 16;

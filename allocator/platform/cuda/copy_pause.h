@@ -34,8 +34,8 @@ namespace tencache {
 
 class CopyPause {
  public:
-  /// A mapping waits for the rest of one of these, 300 us of a link of PCIe 5. With 8 MiB access
-  /// takes 0.1 ms, but the waits before the pieces cost the link 1.5 and 4 %.
+  /// A mapping waits for the rest of one piece, 300 us of a link of PCIe 5. With 8 MiB access takes
+  /// 0.1 ms, but the waits before the pieces cost the link 1.5 and 4 %.
   static constexpr uint64_t kPieceBytes = 16ull << 20;
   /// Copies are held for once to twice this time at most. Mappings usually take far less.
   static constexpr std::chrono::milliseconds kPatience{20};

@@ -105,7 +105,8 @@ Status DeviceArena::grant_access(CUdeviceptr address, uint64_t bytes,
                      "Cannot give the GPU access to " + format_bytes(bytes) + " of memory");
 }
 
-// Returns who may use them. A device that becomes a peer later finds them noted.
+// Notes that these handles are mapped, and returns the devices that may use them. A device that
+// becomes a peer later finds the handles noted.
 std::vector<CUmemAccessDesc> DeviceArena::note_mapped(const Handles& handles) {
   MutexLock lock(mutex_);
   mapped_.insert(handles.begin(), handles.end());

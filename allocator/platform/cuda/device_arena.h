@@ -54,7 +54,7 @@ class DeviceArena {
   bool contains(CUdeviceptr address) const { return address - base_ < bytes_; }
 
   /// Maps each frame at its address and lets the device read and write there: all of them or none.
-  /// REQUIRES: ascending addresses at which nothing is mapped.
+  /// REQUIRES: the addresses ascend, and nothing is mapped at them.
   Status map(std::span<const FramePlace> places) TENCACHE_EXCLUDES(mutex_);
   /// Takes whole frames away from the range; they are the caller's again. REQUIRES: the whole range
   /// is mapped, and no queued work uses it.

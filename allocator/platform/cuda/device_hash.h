@@ -17,7 +17,7 @@
 // So two different contents have the same hash with a probability of at most (2^-32 + 2^-32)^4 =
 // 2^-124, if the contents were chosen without knowledge of the keys and the keys are random. The
 // keys come from Philox4x32-10 under two seeds that each process draws anew, so no contents collide
-// in every process. Not for signatures: it is not cryptographic.
+// in every process. The hash is not for signatures: it is not cryptographic.
 //
 // Plain values and pure functions; any thread.
 #pragma once

@@ -32,7 +32,7 @@ namespace tencache {
 
 class DeviceHasher;
 
-/// REQUIRES: destroyed only when value() may be called.
+/// REQUIRES: the object is destroyed only when value() may be called.
 class PendingHash {
  public:
   /// REQUIRES: the device has reached, without an error, a mark that was made in the stream after

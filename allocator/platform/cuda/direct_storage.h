@@ -5,7 +5,8 @@
 // goes, and registering it would cost more than the device's copy from a buffer. No budget counts
 // the buffers.
 //
-// It has not run on a GPU yet. The caller has to prove that the bytes read are those written.
+// DirectStorage has not run on a GPU yet. The caller has to prove that the bytes read are those
+// written.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never during a read. A thread that finds no
 // free buffer waits.

@@ -94,7 +94,8 @@ bool has_nvidia_device(const std::string& root) {
 
 Result<DriverApi> load_driver() {
   TENCACHE_RETURN_IF_ERROR(driver_use_status());
-  // Never closed: the driver's own threads and exit handlers live as long as the process.
+  // The library is never closed: the driver's own threads and exit handlers live as long as the
+  // process.
   void* library = dlopen(kDriverLibrary, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const std::string reason = dlerror();
@@ -119,7 +120,7 @@ Result<DriverApi> load_driver() {
   const CUresult result = driver.cuInit(0);
   const Status started = cuda_status(driver, result, "Cannot start the CUDA driver");
   if (!started.is_ok()) return Status(StatusCode::kUnavailable, started.message());
-  // Only now, because libcuda has registered its own exit handlers by then.
+  // The watch begins only now, because libcuda has registered its own exit handlers by then.
   TENCACHE_RETURN_IF_ERROR(watch_driver_use());
   return driver;
 }
@@ -133,7 +134,7 @@ Status cuda_status(const DriverApi& driver, CUresult result, std::string_view wh
     end_driver_use();
     return {status_code(result), message + ": the process is exiting, the driver is shut down."};
   }
-  // Both fail, and leave null, for numbers that the driver does not know.
+  // Both calls fail, and leave null, for numbers that the driver does not know.
   if (driver.cuGetErrorName(result, &name) == CUDA_SUCCESS && name != nullptr) {
     message += std::string(": ") + name;
   } else {

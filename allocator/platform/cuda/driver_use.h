@@ -31,10 +31,11 @@ namespace tencache {
 
 enum class DriverUse : uint8_t { kAllowed, kInForkedChild, kAtExit };
 
-// Written by the fork and exit handlers, and when the driver reports that it is shut down.
+// The fork and exit handlers write it, and so does end_driver_use() when the driver reports that it
+// is shut down.
 inline std::atomic<DriverUse> g_driver_use = DriverUse::kAllowed;
 
-/// One relaxed load.
+/// Costs one relaxed load.
 inline bool may_call_driver() {
   return g_driver_use.load(std::memory_order_relaxed) == DriverUse::kAllowed;
 }

@@ -91,8 +91,9 @@ uint64_t FramePool::missing_now(uint64_t bytes) const {
 }
 
 // What the driver is to create for a frame that free handles do not make up. While the pool may
-// grow, that is a larger handle than the frame misses, where free ones make up the rest: what they
-// are spared serves the next frame. So frames that grow by a little cost less than a handle each.
+// grow, that is a larger handle than the frame misses, where free handles make up the rest: the
+// free handles that are spared serve the next frame. So frames that grow by a little cost less than
+// a handle each.
 uint64_t FramePool::bytes_to_create(uint64_t bytes, uint64_t allowed_bytes) const {
   const uint64_t missing_bytes = missing_now(bytes);
   uint64_t step = largest_size_in(std::min(bytes, allowed_bytes / kStepsPerAllowed));
@@ -102,7 +103,7 @@ uint64_t FramePool::bytes_to_create(uint64_t bytes, uint64_t allowed_bytes) cons
   return missing_bytes;
 }
 
-// 0 when all handles are larger.
+// The largest size of a handle that is at most `bytes`; 0 when all are larger.
 uint64_t FramePool::largest_size_in(uint64_t bytes) const {
   const auto larger = std::ranges::upper_bound(sizes_, bytes);
   return larger == sizes_.begin() ? 0 : *std::prev(larger);
@@ -123,7 +124,8 @@ FramePool::Handles FramePool::pick(uint64_t bytes) {
   return picked;
 }
 
-// They are leaving. The small ones go first, so that what is left makes frames of few handles.
+// Picks free handles that are to leave. The small ones go first, so that what is left makes frames
+// of few handles.
 FramePool::Handles FramePool::pick_smallest(uint64_t bytes) {
   Handles picked;
   uint64_t picked_bytes = 0;
@@ -139,8 +141,8 @@ FramePool::Handles FramePool::pick_smallest(uint64_t bytes) {
   return picked;
 }
 
-// The same among the handles that the frame could do without. Each of those has more bytes than the
-// frame misses.
+// Picks likewise among the handles that the frame could do without. Each of those has more bytes
+// than the frame misses.
 FramePool::Handles FramePool::pick_others(uint64_t frame_bytes, uint64_t bytes) {
   const Handles wanted = pick(frame_bytes);
   Handles others = pick_smallest(bytes);
@@ -213,8 +215,8 @@ uint64_t FramePool::destroyed_count() const {
   return destroyed_count_;
 }
 
-// Whether another thread has given handles back to the driver since then. Waits for a thread that
-// is doing so.
+// Whether another thread has given handles back to the driver since destroyed_count_ was `count`.
+// Waits for a thread that is doing so.
 bool FramePool::has_destroyed_since(uint64_t count) {
   MutexLock lock(mutex_);
   while (destroyed_count_ == count && leaving_bytes_ > 0) has_left_.wait(mutex_);

@@ -77,13 +77,15 @@ class FramePool {
   /// memory left because others use it; the message says which. Waits while another thread gives
   /// handles back to the driver.
   Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, {}); }
-  /// The same for callers who count the memory in use themselves. Free handles are destroyed to
-  /// stay below the limit, and below `allowed_bytes`; where that is not enough, both are exceeded.
+  /// Does what take() does, for callers who count the memory in use themselves. Free handles are
+  /// destroyed to stay below the limit, and below `allowed_bytes`; where that is not enough, both
+  /// are exceeded.
   Result<Frame> take_reserved(uint64_t bytes, bool is_small = false,
                               uint64_t allowed_bytes = ~uint64_t{0}) TENCACHE_EXCLUDES(mutex_) {
     return take(bytes, {is_small, true, allowed_bytes});
   }
-  /// The same, and kOutOfMemory where that is not enough.
+  /// Does what take_reserved() does, but returns kOutOfMemory where destroying free handles is not
+  /// enough.
   Result<Frame> take_within(uint64_t allowed_bytes, uint64_t bytes, bool is_small)
       TENCACHE_EXCLUDES(mutex_) {
     return take(bytes, {is_small, false, allowed_bytes});
@@ -152,7 +154,7 @@ class FramePool {
   uint64_t limit_bytes_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<Handles> free_ TENCACHE_GUARDED_BY(mutex_);  // by size; the newest last
   uint64_t free_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  // Includes handles that are being created and handles that are being destroyed.
+  // The bytes of all handles, including those that are being created or destroyed.
   uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

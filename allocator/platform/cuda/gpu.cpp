@@ -64,7 +64,7 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts) {
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
-  // NCCL and copies by other devices need it; it costs nothing where nobody uses it.
+  // NCCL and copies by other devices need this flag; it costs nothing where nobody uses it.
   properties.allocFlags.gpuDirectRDMACapable = facts.can_do_rdma ? 1 : 0;
   return properties;
 }

@@ -8,7 +8,7 @@
 namespace tencache {
 namespace {
 
-// Newest first; the number is the version of CUDA.
+// The newest library comes first; the number is the version of CUDA.
 constexpr std::array<const char*, 3> kNvrtcLibraries = {"libnvrtc.so.13", "libnvrtc.so.12",
                                                         "libnvrtc.so.11.2"};
 
@@ -68,7 +68,7 @@ class Program {
   NvrtcProgram program_ = nullptr;
 };
 
-// Empty when there is no log, or NVRTC does not give it.
+// The log of a compilation; empty when there is none, or NVRTC does not give it.
 std::string log_of(const NvrtcApi& nvrtc, NvrtcProgram program) {
   size_t bytes = 0;
   if (nvrtc.log_size(program, &bytes) != kNvrtcSuccess || bytes <= 1) return "";
@@ -82,7 +82,7 @@ std::string log_of(const NvrtcApi& nvrtc, NvrtcProgram program) {
 
 Result<NvrtcApi> load_nvrtc(const std::string& path) {
   std::string error;
-  // Never closed: PyTorch may use it too.
+  // The library is never closed: PyTorch may use it too.
   void* library = open_library(path, &error);
   if (library == nullptr) {
     return Status(StatusCode::kUnavailable,

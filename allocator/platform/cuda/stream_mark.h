@@ -37,10 +37,10 @@ class StreamMark {
   /// is_reached() where errors do not matter. Two refusals in a row mean a broken context, whose
   /// results nobody will see, and count as reached.
   bool poll() const;
-  /// wait() likewise.
+  /// wait() where errors do not matter, likewise.
   void await() const;
 
-  /// Whether they are the same moment, or both of no stream.
+  /// Whether both marks are the same moment, or both are of no stream.
   bool operator==(const StreamMark& other) const = default;
 
  private:

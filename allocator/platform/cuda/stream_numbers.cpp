@@ -38,7 +38,7 @@ struct Everywhere {
   size_t tellers TENCACHE_GUARDED_BY(mutex) = 0;
 };
 
-// Never destroyed: streams may be destroyed while the process exits.
+// The object is never destroyed: streams may be destroyed while the process exits.
 Everywhere& everywhere() {
   static auto* const made = new Everywhere;
   return *made;
@@ -140,8 +140,9 @@ CUstream StreamNumbers::stream_of(StreamSet set) const {
 
 // ---- The ends of streams -------------------------------------------------------------------
 
-/// The streams of a set: those that exist, which end() leaves alone while this lives, and the last
-/// marks of those that have ended and may not be done.
+/// The streams of a set. While this object lives, end() does not return for those of them that
+/// exist, so their handles stay valid. Of those that have ended, the object keeps the last marks,
+/// because their work may still be running.
 class StreamNumbers::InUse {
  public:
   struct Ended {
@@ -245,7 +246,7 @@ StreamSet StreamNumbers::take_over(CUstream stream, uintptr_t key, uint32_t numb
   return set_of_number(number);
 }
 
-// The device waits where it can, else this thread.
+// Makes the stream follow the mark: the device waits where it can, else this thread.
 void StreamNumbers::let_follow(CUstream stream, const StreamMark& last) const {
   if (last.poll()) return;
   {
@@ -258,7 +259,7 @@ void StreamNumbers::let_follow(CUstream stream, const StreamMark& last) const {
   last.await();
 }
 
-// Its event may serve others.
+// Gives up a last mark that is reached, so that its event may serve others.
 void StreamNumbers::forget_reached(uint32_t number, const StreamMark& last) {
   StreamMark forgotten;  // goes when the lock is free
   MutexLock lock(mutex_);

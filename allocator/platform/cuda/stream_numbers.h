@@ -61,8 +61,8 @@ class StreamNumbers {
   /// stream on each thread.
   StreamSet set_of(CUstream stream) TENCACHE_EXCLUDES(mutex_);
 
-  /// The same, or kNoStreams for a stream that has no number, as one that a library has made for a
-  /// moment.
+  /// What set_of() returns, or kNoStreams for a stream that has no number, such as one that a
+  /// library has made for a moment.
   StreamSet find_set_of(CUstream stream) const;
 
   /// The handle of a set of one, not for the driver; null for any other set.
@@ -72,10 +72,10 @@ class StreamNumbers {
   /// returns, nobody gives the handle to the driver any more. Does nothing for a stream without a
   /// number.
   void end(CUstream stream) TENCACHE_EXCLUDES(mutex_);
-  /// The same for all objects of the process.
+  /// Does what end() does, for all objects of the process.
   static void end_everywhere(CUstream stream);
 
-  /// Whether it is capturing a CUDA graph, as far as the driver says.
+  /// Whether the stream is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
   /// Sets the calling thread's mode and returns the one before; none where the driver refuses.
   std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
@@ -91,8 +91,8 @@ class StreamNumbers {
   /// not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// Records the event in the stream. False when it is not one stream, is capturing or was
-  /// destroyed, or when the driver refuses.
+  /// Records the event in the stream. False when the set is not one stream, when that stream is
+  /// capturing or was destroyed, or when the driver refuses.
   bool record(CUevent event, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -134,8 +134,8 @@ class StreamNumbers {
   const Gpu& gpu_;
   StreamMarks& marks_;
 
-  // Written with mutex_ held, released; any thread reads. A reader with an old table misses at most
-  // new streams, and then looks again with the lock held.
+  // A thread that holds mutex_ stores it with release; any thread reads it. A reader with an old
+  // table misses at most new streams, and then looks again with the lock held.
   std::atomic<const Table*> table_ = nullptr;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Table>> tables_ TENCACHE_GUARDED_BY(mutex_);  // the last is in use
