@@ -7,10 +7,11 @@
 //
 // Note [Looking for private pages]: such writes are not announced, so a thread looks for them. To
 // read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
-// where pages are there. That is too much to do often. So the thread looks every 5 to 20 ms
-// at one figure, the process's anonymous memory, which costs a microsecond. Only when that grew by
-// more than the budget explains does it look through the cold extents. Looks in vain take at most a
-// twentieth of one processor. The thread starts when the first extent becomes cold.
+// where pages are there. That is too much to do often. So the thread looks every 5 to 20 ms (each
+// millisecond while the program writes) at one figure, the process's anonymous memory, which costs
+// a microsecond. Only when that grew by more than the budget explains does it look through the cold
+// extents. Looks in vain take at most a twentieth of one processor. The thread starts when the
+// first extent becomes cold.
 //
 // Note [Pace of unannounced writes]: a program writes to memory faster than anything reaches a
 // disk. Such a write first reads its page from the slot. So as long as room is short, and such
