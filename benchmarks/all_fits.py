@@ -40,7 +40,7 @@ WARMUP, STEPS = 4, 12
 
 
 def first_difference(bits: Sequence[str], of_others: Sequence[str]) -> int:
-    """The first step at which they differ."""
+    """The first step at which the losses of two runs differ."""
     pairs = zip(bits, of_others, strict=True)
     return next(step for step, (one, other) in enumerate(pairs) if one != other)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does it cost to allocate a block that was freed before, and to free it again?
 
-Two answers, both against stock, at seven sizes, without touching the memory and with one byte
-written to each page. From Python (`torch.empty(n)`, dropped at once), in separate processes that
-alternate: what a program sees. And through the C ABI against posix_memalign, by the program
-allocate_core.cpp, because Python's own microsecond a call hides the time of the allocator itself.
+It gives two answers, both against stock, at seven sizes, without touching the memory and with one
+byte written to each page. The first is what a program sees: `torch.empty(n)` in Python, dropped at
+once, in separate processes that alternate. The second is the time of the allocator itself, which
+Python's own microsecond a call hides: the program allocate_core.cpp compares the C ABI with
+posix_memalign.
 
 The program is built on the first run, in build/benchmarks.
 
@@ -28,7 +29,7 @@ from support import GIB, KIB, MIB, STOCK, Spread, Variant
 
 SIZES = (64, 4 * KIB, 256 * KIB, MIB, 4 * MIB, 64 * MIB, GIB)
 WAYS = ("untouched", "touched")
-# Long enough that the clock and a stray interrupt do not matter.
+# A batch lasts so long that the clock and a stray interrupt do not matter.
 BATCH_S = 0.2
 PAIRS_MIN = 3
 PAGE_FLOATS = 4096 // 4
@@ -62,7 +63,7 @@ def ns_per_pair(way: Callable[[int, int], None], floats: int) -> float:
         taken_ns = time.perf_counter_ns() - begin_ns
         if taken_ns >= BATCH_S * 1e9:
             return taken_ns / count
-        # A little more than seems needed, so that the next batch is nearly always the last.
+        # Try a little more than seems needed, so that the next batch is nearly always the last.
         count = int(count * min(1000, max(2, 1.2 * BATCH_S * 1e9 / max(taken_ns, 1))))
 
 
@@ -95,7 +96,7 @@ def run_core_program(program: Path, rounds: int) -> dict[str, dict[str, list[lis
         if run["run_type"] != "iteration":
             continue
         variant, way, size = run["run_name"].split("/")
-        # Processor time: the loop is single-threaded and never waits.
+        # Processor time is all the time: the loop has one thread and never waits.
         results[variant][way][SIZES.index(int(size))].append(run["cpu_time"])
     return results
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What does it cost to allocate a block that was freed before, and to free it again? Measured below
-// PyTorch, through the C ABI, against the posix_memalign that stock PyTorch calls, so that Python's
-// microsecond does not hide the difference. "untouched" is the pair alone; "touched" also writes a
-// byte to each page in between, which costs an allocator that gave its pages back.
+// What does it cost to allocate a block that was freed before, and to free it again? The program
+// measures that below PyTorch, through the C ABI, against the posix_memalign that stock PyTorch
+// calls, so that Python's microsecond does not hide the difference. "untouched" is the pair alone;
+// "touched" also writes a byte to each page in between, which costs an allocator that gave its
+// pages back.
 //
 // The names are <allocator>/<touched or not>/<bytes>; benchmarks/allocate.py runs this program with
-// interleaved repetitions and makes the table. Single-threaded. The budget exceeds all allocations,
-// and no arm callback is set, so nothing is evicted.
+// interleaved repetitions and makes the table. There is one thread. The budget exceeds all
+// allocations, and no arm callback is set, so nothing is evicted.
 #include <benchmark/benchmark.h>
 
 #include <cstdio>

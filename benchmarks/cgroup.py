@@ -98,7 +98,7 @@ class MemoryCgroup:
         deadline = time.monotonic() + 60
         while True:
             for pid in (self.folder / "cgroup.procs").read_text().split():
-                # It may have ended since the list was read.
+                # The process may have ended since the list was read.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             try:

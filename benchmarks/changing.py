@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs whose tensors have new sizes again and again.
 
-Run as a worker (support.run_worker) with the name of one of PROGRAMS and a count of rounds. It
-answers with the processor time of the rounds, the peak of resident memory, a digest of the result,
-and tencache's stats. The programs are plain PyTorch and do not know whether tencache is there.
+A worker (support.run_worker) runs one of PROGRAMS, by its name, for a count of rounds. It answers
+with the processor time of the rounds, the peak of resident memory, a digest of the result, and
+tencache's stats. The programs are plain PyTorch and do not know whether tencache is there.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _processor_s() -> tuple[float, float]:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(_SEED)
-    PROGRAMS[job["program"]](2)  # what PyTorch does only once
+    PROGRAMS[job["program"]](2)  # PyTorch does some work only once
     torch.manual_seed(_SEED)
     user, system = _processor_s()
     begin = time.monotonic()

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Does the cuda backend do what its plans say? One measurement a process: replays a recorded
-// training step over the simulated driver (tests/support/cuda/trace_replay.h), at a share of the
-// bytes that it needs, on a link and a device with the rates of an H200 in slow motion. Prints what
-// was measured, and what the simulator had said of the plan that was followed, as one line of JSON.
-// benchmarks/cuda_replay.py and cuda_replay_disk.py run this for several traces and budgets.
+// Does the cuda backend do what its plans say? Each process makes one measurement: it replays a
+// recorded training step over the simulated driver (tests/support/cuda/trace_replay.h), at a share
+// of the bytes that it needs, on a link and a device with the rates of an H200 in slow motion. It
+// prints what was measured, and what the simulator had said of the plan that was followed, as one
+// line of JSON. benchmarks/cuda_replay.py and cuda_replay_disk.py run this for several traces and
+// budgets.
 //
 // With `disk`, host memory is short too, and below it is a disk with the rates of a fast NVMe, in
 // the same slow motion. With `reactive`, nothing is planned.

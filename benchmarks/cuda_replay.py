@@ -173,7 +173,7 @@ def verdict(results: Results) -> str:
 
 
 def early_verdict(results: Results) -> str:
-    """What comes early, beside what the link can bring early: what it does in the simulation."""
+    """The share that comes early, of what the link can bring early, as the simulation shows it."""
     ratios = []
     for by_budget in results.values():
         measured, simulated = early_shares(by_budget[EARLY_BUDGET])

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast does the disk tier move extents? One measurement a process: takes slots in a spill file,
-// writes them twice and reads them once, and prints bytes per second of each pass as one line of
-// JSON. The first write goes to blocks that the file system has reserved and never written; the
-// second overwrites, as an eviction does that reuses a slot. benchmarks/disk_tier.py runs this
-// beside fio.
+// How fast does the disk tier move extents? Each process makes one measurement: it takes slots in a
+// spill file, writes them twice and reads them once, and prints bytes per second of each pass as
+// one line of JSON. The first write goes to blocks that the file system has reserved and never
+// written; the second overwrites, as an eviction does that reuses a slot. benchmarks/disk_tier.py
+// runs this beside fio.
 //
 // Transfers are batches of slots, as the engine hands them to the tier, from two buffers in turn,
 // so that the memory is not in the cache. With --hash an observer computes the content hash of each
@@ -91,7 +91,7 @@ class Observer : public PieceObserver {
   std::vector<ContentHasher> hashers_;
 };
 
-/// Moves all slots once; bytes per second.
+/// Moves all slots once; returns bytes per second.
 double run_pass(DiskTier& tier, const Job& job, IoDirection direction,
                 const std::vector<Slot>& slots, const Buffer (&buffers)[2],
                 std::vector<ContentHash>& hashes) {

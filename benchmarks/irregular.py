@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs whose ops differ from round to round: the data decide which expert works, caches grow.
 
-Run as a worker (support.run_worker) with the name of one of PROGRAMS, a count of rounds to warm up
+A worker (support.run_worker) runs one of PROGRAMS, by its name, for a count of rounds to warm up
 and a count of rounds that are measured. It answers with the time of the latter, a digest of the
 result and tencache's counts of the measured rounds. The programs are plain PyTorch and do not know
 whether tencache is there.
@@ -117,7 +117,7 @@ PROGRAMS: dict[str, Callable[[], Rounds]] = {
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(_SEED)
-    torch.tanh(torch.zeros(1))  # what PyTorch does only once
+    torch.tanh(torch.zeros(1))  # PyTorch does some work only once
     rounds = PROGRAMS[job["program"]]()
     digest = hashlib.sha256()
     for _ in range(job["warmup"]):

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long does planning take, and how good is the plan? One measurement a process: makes the trace
-// of a training step of a Llama-like model, or reads a period file, and plans it once on this
-// thread. Prints the time, the peak memory of planning, and what the simulator says of the plan and
-// of evicting without one, as one line of JSON. benchmarks/planner.py runs this for several models,
-// traces and budgets.
+// How long does planning take, and how good is the plan? Each process makes one measurement: it
+// makes the trace of a training step of a Llama-like model, or reads a period file, and plans it
+// once on one thread. It prints the time, the peak memory of planning, and what the simulator says
+// of the plan and of evicting without one, as one line of JSON. benchmarks/planner.py runs this for
+// several models, traces and budgets.
 //
 // The trace that it makes is synthetic. Layers have Llama's weights and activations in bf16 and
 // fp32 states. Op times are those of a GPU with 400 Tflop/s, whose optimizer reads and writes
@@ -113,7 +113,7 @@ uint64_t status_bytes(std::string_view name) {
   return 0;
 }
 
-/// Equal for equal plans that are played alike.
+/// A digest that is equal for equal plans that are played alike.
 uint64_t digest_of(const Planned& planned) {
   uint64_t digest = planned.plan.copy_ahead_bytes;
   const auto add = [&digest](uint64_t value) { digest = (digest ^ value) * 0x9E3779B97F4A7C15u; };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the benchmarks: worker processes, interleaving, figures, machine facts.
+"""What the benchmarks share: worker processes, interleaving, figures, machine facts.
 
 A benchmark compares variants of one program (stock PyTorch, tencache with some budget). Each
 measurement is a process of its own, because an allocator is chosen once in the life of a process,
@@ -59,7 +59,7 @@ class Variant:
 
     def environment(self) -> dict[str, str]:
         result = {k: v for k, v in os.environ.items() if not k.startswith("TENCACHE")}
-        # Never ask the hub: models are built from configurations.
+        # No worker asks the hub: models are built from configurations.
         result.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONHASHSEED="0")
         if self.options is not None:
             result.update(TENCACHE="1", TENCACHE_QUIET="on")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that the benchmarks train: a GPT-2 of the transformers library and a small CNN.
 
-Run as a worker (support.run_worker), it trains one of them. It answers with the time of each step,
-the processor time of all its threads, the losses to the last bit, a digest of all parameters and
+A worker (support.run_worker) trains one of them. It answers with the time of each step, the
+processor time of all its threads, the losses to the last bit, a digest of all parameters and
 optimizer states, memory use, and tencache's counts from the end of the warm-up to the last step. A
 job may name a `usage_file` of a memory cgroup, which is read before the model is built. It may also
 give `arm_bytes`: after the measured steps that much is allocated for a moment, which arms tencache,
 and as many steps follow. And it may give `pauses`, the `pid` of another process and a number of
-`steps`: beside every other part of so many steps it stands still. What processor time it took of
-each part is answered, too. The training loop is plain PyTorch and does not know whether tencache is
-there.
+`steps`: beside every other part of so many steps that process stands still. The answer then also
+has the processor time that it took of each part. The training loop is plain PyTorch and does not
+know whether tencache is there.
 
 Data are random but seeded, so two workers with the same job compute the same numbers.
 """

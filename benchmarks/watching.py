@@ -3,8 +3,8 @@
 
 Trains a GPT-2 under a budget that never spills: in turn plainly and with `--stats FILE`; then once
 beside `tencache top`, which looks once a second, its default, and stands still beside every other
-part of the steps. Compared is the processor time of a step, of all threads of the program; the goal
-is at most 0.5 % more. What `top` itself takes of a processor is told apart.
+part of the steps. The benchmark compares the processor time of a step, of all threads of the
+program; the goal is at most 0.5 % more. What `top` itself takes of a processor is shown apart.
 
 Such differences are far below what one pair can show. So ratios are means over many pairs, with
 twice their standard error.
@@ -37,7 +37,7 @@ from support import GIB, MeanRatio, Variant
 
 SHAPE = GptShape(layers=8, width=512, heads=8, vocabulary=4096, sequence=128, batch=2)
 WARMUP, STEPS = 4, 12
-# Seconds, and so several looks of `top`, which also looks when it goes on.
+# A part lasts seconds, so `top` looks several times; it also looks when it goes on.
 STEPS_OF_A_PART = 20
 GOAL = 1.005
 OPTIONS = {"device_memory": 8 * GIB}

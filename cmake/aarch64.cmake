@@ -17,5 +17,5 @@ set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 # cuda.h is pip's; it is the same for each processor.
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
 # qemu keeps a record of each page that a program reserves, and the core reserves terabytes of
-# addresses where nothing limits it. So this does: 64 GiB.
+# addresses where nothing limits it. So prlimit does, to 64 GiB.
 set(CMAKE_CROSSCOMPILING_EMULATOR prlimit --as=68719476736 qemu-aarch64-static -L /usr/aarch64-linux-gnu)

@@ -114,7 +114,7 @@ def unpack_libraries() -> None:
     apt = ["apt-get", *(word for pair in options.items() for word in ("-o", "{}={}".format(*pair)))]
     run("List the packages for aarch64", [*apt, "update"])
     downloads = folder / "downloads"
-    # It downloads into the folder in which it runs.
+    # `apt-get download` puts packages into the folder in which it runs.
     in_downloads = ["env", f"--chdir={downloads}"]
     run("Download libraries for aarch64", [*in_downloads, *apt, "download", *LIBRARIES])
     unpacked = folder / "root"

@@ -22,9 +22,9 @@ from repository import ROOT
 SUITES_MAX = 24
 _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
 _SUITE = re.compile(r"tests/(allocator|gpu|guard)/.*_test\.cpp")
-# Each takes a few seconds: options and their refusals, reports, and tencache in a program.
+# Each of these takes a few seconds: options and their refusals, reports, and tencache in a program.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
-# For sources whose suite or test file has another name.
+# The suites and test files that have another name than their source.
 _SUITES = {
     "plan_cursor": "queued_ops_test",
     "learner": "plan_engine_test",

@@ -130,7 +130,8 @@ def whole_wheel() -> None:
 def wheel_of_environments() -> None:
     """Builds and checks a wheel for the torches of both virtual environments.
 
-    They are here already, and ccache has most of the objects. `make test-wheel` takes every torch.
+    These torches are here already, and ccache has most of the objects. `make test-wheel` takes
+    every torch.
     """
     ready(NEWEST_TORCH)
     minors = [each.torch.removeprefix("torch-") for each in (MAIN, NEWEST_TORCH)]
@@ -220,7 +221,7 @@ def short_gpu_tests() -> None:
 
 
 def gpu_tests_of_the_version() -> None:
-    """Runs a part of them on the newest torch; `make test-gpu-2.15` runs everything."""
+    """Runs a part of the GPU tests on the newest torch; `make test-gpu-2.15` runs everything."""
     test_gpu(NEWEST_TORCH, "-k", NEWEST_ON_EMULATED_GPU, *in_processes(), *SLOWEST)
 
 
@@ -430,7 +431,7 @@ TEST_PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
 
 
 def test() -> None:
-    """Runs every part of TEST_PARTS; StepFailed at the end if one of them failed."""
+    """Runs every part of TEST_PARTS; raises StepFailed at the end if one of them failed."""
     # All parts need this: a failure here ends the run.
     ready(NEWEST_TORCH, TEST_PACKAGES)
     failed = []

@@ -30,7 +30,7 @@ COMPILER = "g++-12"
 BUILD_PACKAGES = ("ccache", COMPILER, "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 OS_RELEASE = Path("/etc/os-release")
 RELEASE = OS_RELEASE.read_text().splitlines() if OS_RELEASE.exists() else []
-# Clang's sanitizers link with it; in Ubuntu 22.04 clang-14 itself brings it.
+# Clang's sanitizers link with this library; in Ubuntu 22.04 clang-14 itself brings it.
 IS_JAMMY = "VERSION_CODENAME=jammy" in RELEASE
 SANITIZER_PACKAGES = () if IS_JAMMY else ("libclang-rt-14-dev",)
 # A browser without a window opens the page of `tencache report`. Ubuntu's is a snap, which a
@@ -299,8 +299,8 @@ def build_shim_suites(environment: VirtualEnvironment) -> None:
 def build_cpp_example(environment: VirtualEnvironment) -> None:
     """Builds examples/cpp as a user does, with the installed package and the environment's torch.
 
-    But that torch is built for CUDA, and its own CMake files ask for a toolkit; tests/support has
-    another one.
+    Only Torch_DIR differs: that torch is built for CUDA, and its own CMake files ask for a toolkit,
+    which those in tests/support do not.
     """
     (packages,) = environment.folder.glob("lib/python3*/site-packages")
     folder = cpp_example_folder(environment)

@@ -38,7 +38,7 @@ def run_group(
 ) -> Ended:
     """Runs the command to its end, or until its time is up.
 
-    It then gets an interrupt and `patience_s` to end.
+    Then the program gets an interrupt and `patience_s` to end.
     """
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -62,8 +62,8 @@ def run_group(
 
 
 def _heed_interrupts() -> None:
-    """In the child. Shells start what runs in the background with interrupts ignored, and a program
-    that inherits that may never hear of one."""
+    """Runs in the child. Shells start what runs in the background with interrupts ignored, and a
+    program that inherits that may never hear of one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

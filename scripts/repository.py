@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the checks: the files of the repository, C++ text without comments, and reports.
+"""What the checks share: the files of the repository, C++ text without comments, and reports.
 
 A check is a function that takes a path (relative to the root) and the file's text, and returns
 Problems. It reads nothing itself, so its tests need no files.

@@ -91,7 +91,8 @@ def check(clang_tidy: Path, build: Path, entry: dict[str, str]) -> tuple[bool, s
 
 
 def main(build: Path, folders: list[Path]) -> int:
-    # The version in requirements/lint.txt, beside this Python: others find other things.
+    # Use the version of requirements/lint.txt, which lies beside this Python: others find other
+    # things.
     clang_tidy = Path(sys.executable).parent / "clang-tidy"
     if not clang_tidy.exists():
         sys.exit(f"{clang_tidy} is missing; `make lint` installs it, or: pip install clang-tidy")
@@ -105,7 +106,7 @@ def main(build: Path, folders: list[Path]) -> int:
     memory_path = build / MEMORY_NAME
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
     configuration = configuration_of(clang_tidy)
-    # For every file, so that we remember files that this call does not check.
+    # The marks are of every file, so that we remember files that this call does not check.
     marks = {
         entry["file"]: fingerprint(entry, configuration) for entry in selected(database, [ROOT])
     }

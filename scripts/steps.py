@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "logs"
 STILL_RUNNING_S = 20.0
 TAIL_LINES = 60
-# automake, ctest and our benchmarks end with it to say "not on this machine".
+# Our benchmarks end with this status where they cannot run. Tests under automake do the same.
 SKIPPED_STATUS = 77
 
 _finished: list[tuple[str, float, str]] = []
@@ -112,7 +112,7 @@ def run_all(
     environment: Mapping[str, str] | None = None,
     live: bool = False,
 ) -> None:
-    """Runs each step, also after one that failed; StepFailed at the end names those."""
+    """Runs each step, also after one that failed; raises StepFailed at the end names those."""
     failed = []
     for title, command in chosen:
         try:

@@ -50,18 +50,19 @@ OTHER_FILES = (
     "cmake/tencacheConfig-release.cmake",
     "cmake/tencacheConfigVersion.cmake",
 )
-# Its own licence, and those of the libraries that are compiled into it, which ask for that.
+# The wheel's own licence, and those of the libraries that are compiled into it, which ask for that.
 LICENSES = (
     "LICENSE",
     "licenses/liburing.txt",
     "licenses/nlohmann-json.txt",
     "licenses/xxhash.txt",
 )
-# For a wheel that lacks torches: its name would be that of the whole one.
+# A wheel that lacks torches goes here: its name would be that of the whole one.
 PARTIAL = ROOT / "build" / "wheel" / "partial"
 _UNPACKED = ROOT / "build" / "torch"
 _BUILD = ROOT / "build" / "wheel"
-# As deep as the folders of other builds, whose objects ccache finds by paths relative to them.
+# This folder is as deep as those of other builds, whose objects ccache finds by paths relative to
+# them.
 _TREE = ROOT / "build" / "wheel-tree"
 _TRIAL = ROOT / "build" / "wheel-trial"
 # The demonstration takes ten seconds a step on two cores; these show what its usual six do.
@@ -72,7 +73,7 @@ _DEMO_PACKAGES = ("accelerate", "numpy", "plotext==5.*", "transformers==5.17.*")
 def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     """Builds the wheel for these torches, checks it, and puts it into `folder`; returns its path.
 
-    StepFailed if it needs more of the system than POLICY allows, or lacks something.
+    Raises StepFailed if it needs more of the system than POLICY allows, or lacks something.
     """
     tools: list[str | Path] = [
         UV,
@@ -109,7 +110,7 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     if problems:
         raise StepFailed(f"{checked.name}: {'; '.join(problems)}")
     folder.mkdir(exist_ok=True)
-    # The Dockerfile installs the one that lies there.
+    # The Dockerfile installs the one wheel that lies there.
     for older in folder.glob("tencache-*.whl"):
         older.unlink()
     path = folder / checked.name

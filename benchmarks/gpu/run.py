@@ -76,7 +76,7 @@ class Part:
 
 
 class Run:
-    """The parts and where they leave their results. One thread."""
+    """The parts and where they leave their results. Threads: one."""
 
     def __init__(self, out: Path, limit_s: float, is_small: bool = False) -> None:
         self._out = out
@@ -105,7 +105,7 @@ class Run:
         return ended.output
 
     def part(self, name: str, work: Callable[[Part], None]) -> bool:
-        """Runs one part; returns whether it passed. Never raises."""
+        """Runs one part; returns whether it passed. It raises nothing."""
         part = Part(name)
         self.parts.append(part)
         begin = time.monotonic()
@@ -333,7 +333,7 @@ def disk(run: Run, part: Part) -> None:
 
 
 class Steps:
-    """Measures training steps of one shape, one process for each variant. One thread."""
+    """Measures training steps of one shape, one process for each variant. Threads: one."""
 
     def __init__(
         self,

@@ -31,7 +31,8 @@ SHAPES: dict[str, dict[str, int]] = {
     "gpt-1.3b": {**LARGE, "batch": 8},
     # The same, with little computation for each byte of state.
     "gpt-1.3b-small-batch": {**LARGE, "batch": 2},
-    # For trying the program: a processor can compute it, and its matrices can leave a GPU.
+    # This one serves to try the program: a processor can compute it, and its matrices can leave a
+    # GPU.
     "gpt-tiny": {
         "layers": 2,
         "width": 768,

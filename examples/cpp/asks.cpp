@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks for tencache itself, with the budget from the command line: asks 72MiB. Other options come
-// from the variables TENCACHE_*.
+// This program asks for tencache itself, with the budget from the command line: asks 72MiB. Other
+// options come from the variables TENCACHE_*.
 #include <tencache.h>
 
 #include <cstdio>
@@ -13,7 +13,7 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "usage: %s BUDGET, for example 72MiB\n", arguments[0]);
     return 2;
   }
-  // Before the first tensors exist.
+  // tencache must be enabled before the first tensors exist.
   tencache_error error = {};
   if (tencache_read_environment(&error) != TENCACHE_OK ||
       tencache_set_option("device_memory", arguments[1], &error) != TENCACHE_OK ||

@@ -32,7 +32,7 @@ from tencache._messages import is_spawned, say, shortened
 EXIT_STATUS = 2
 # torch loads extensions, tencache among them, only if this is unset or "1".
 VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-# The preload library sets it where it has set TENCACHE, which the user has not.
+# The preload library sets this where it has set TENCACHE and the user has not.
 _ASKED_BY = "TENCACHE_INTERNAL_ASKED_BY"
 
 _LAUNCHER_MODULES = frozenset(

@@ -24,8 +24,8 @@ AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 def resolve(text: str, torch: Any) -> str:
     """`cpu` or `cuda` for the option's text.
 
-    TencacheError for cuda if no GPU can be used. For auto, a line on stderr says so if there is a
-    GPU that tencache cannot serve: the budget is not that of its memory then.
+    Raises TencacheError for cuda if no GPU can be used. For auto, a line on stderr says so if there
+    is a GPU that tencache cannot serve: the budget is not that of its memory then.
     """
     if text == CPU:
         return CPU
@@ -43,16 +43,16 @@ def resolve(text: str, torch: Any) -> str:
 
 
 def settle(library: Core) -> None:
-    """Sets the option backend to cuda where it will be that, for a command that imports no torch.
+    """Sets the option backend to cuda where `auto` means that, for a command that imports no torch.
 
-    TencacheError if cuda is asked for and no GPU can be used.
+    Raises TencacheError if cuda is asked for and no GPU can be used.
     """
     backend = library.option_text("backend")
     if backend == CPU:
         return
     reason = why_not_served(library.doctor()["gpu"], _torch_version.installed())
     if reason is None:
-        library.set_option("backend", CUDA)  # what auto is here
+        library.set_option("backend", CUDA)  # auto means cuda here
     elif backend == CUDA:
         raise TencacheError(no_cuda_message(reason))
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The drawings of `tencache report`, as SVG text that stands in the page.
 
-They are few and simple, so they are written here: no library to load, nothing to fetch, and the
-page's own style sheet gives them their colours, in the dark and on paper, too. Each has a title,
-and a description for those who do not see it; numbers stand beside it in the page. Lines are drawn
-with at most some hundred points: of each stretch its largest value, so that no peak is lost. Pure
-functions; threads: any.
+The drawings are few and simple, so they are written here: no library to load, nothing to fetch, and
+the page's own style sheet gives them their colours, in the dark and on paper, too. Each has a
+title, and a description for those who do not see it; numbers stand beside it in the page. Lines are
+drawn with at most some hundred points: of each stretch its largest value, so that no peak is lost.
+Pure functions; threads: any.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ compared with their hash, and stay until the call ends. So a disk that lies ends
 message, and not with a wrong checkpoint. In a forked child, which fetches nothing, what is read is
 compared where it lies.
 
-Nothing here imports safetensors. Not seen are writers in C++ (`torch.jit.save`, `torch::save`) and
-whoever reads through an address or a NumPy view; docs/limits.md says what holds for them.
+Nothing here imports safetensors. Writers in C++ (`torch.jit.save`, `torch::save`) are not seen, nor
+is whoever reads through an address or a NumPy view; docs/limits.md says what holds for them.
 Threads: any.
 """
 
@@ -74,7 +74,7 @@ def patch_safetensors(module: Any, core: Core) -> None:
 
     @functools.wraps(collect)
     def collect_announced(tensors: Any, keep_alive: list[Any], *more: Any, **named: Any) -> Any:
-        # The list of the buffers drops it when all is written.
+        # The list of the buffers drops the reading when all is written.
         reading = Reading(core)
         keep_alive.append(reading)
         # Leave it to safetensors to refuse anything but a dict.

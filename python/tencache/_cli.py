@@ -59,9 +59,10 @@ _NOT_EXECUTABLE_STATUS = 126
 _NOT_FOUND_STATUS = 127
 _USAGE_LETTERS_MAX = 1000
 _PERIOD_FILE = "period.jsonl"
-# python3, python3.13t; but no python_job.sh.
+# This fits python3 and python3.13t, but not python_job.sh.
 _PYTHON_NAME = re.compile(r"python[0-9.]*[a-z]?")
-# Status 3 if this Python would not load tencache. Another folder or script of that name is not it.
+# The question ends with status 3 if this Python would not load tencache. A folder or script that
+# only has the same name does not count.
 _QUESTION = """
 import importlib.util, os, sys
 spec = importlib.util.find_spec("tencache")
@@ -195,7 +196,7 @@ def _become(program: tuple[str, ...], values: Mapping[str, object]) -> NoReturn:
     _write_environment(environment, library, given)
     _check_machine(library)  # This quietens the library.
     if interpreter is None:
-        # It may be a program that links libtorch, or start one.
+        # The program may link libtorch, or start one that does.
         _preload.add_preload(environment, preload_path())
     _preload.add_guard(environment, library, guard_path())
     sys.stdout.flush()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands that look at a run: `tencache report`, `tencache top`, `tencache trace export`.
 
-They parse their flags and leave the work to _page.py, _top.py and _perfetto.py. None of them needs
-torch. Statuses are those of the other commands (_cli.py); `top` ends with 1 if there is nothing to
-look at.
+The commands parse their flags and leave the work to _page.py, _top.py and _perfetto.py. None of
+them needs torch. Statuses are those of the other commands (_cli.py); `top` ends with 1 if there is
+nothing to look at.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tencache._outputs import check_output, write_output
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 _BUDGETS = "100%,75%,50%,25%"
-# What every stats file has.
+# The groups that every stats file has.
 _GROUPS = (
     "backend",
     "budget",
@@ -91,13 +91,13 @@ def report(run: Path, output: Path | None, trace: Path | None, period: Path | No
 
 
 def say_written(output: Path, what_next: str = "") -> None:
-    """On stdout, unless that is the output."""
+    """Names the written file on stdout, unless stdout is that file."""
     if str(output) not in ("/dev/stdout", "/dev/fd/1"):
         click.echo(f"wrote {output}{what_next}")
 
 
 def read_stats(path: Path) -> dict[str, Any]:
-    """The stats file's object; TencacheError if it is none."""
+    """The stats file's object; raises TencacheError if it is none."""
     kind = _file_kinds.kind_of(path)
     if kind not in (None, _file_kinds.STATS):
         raise _no_stats(path, f"it is {kind}")
@@ -164,13 +164,13 @@ def _sources(
 
 
 def _is_of_another_run(run_id: object, stats: Mapping[str, Any]) -> bool:
-    """False where one of the two is not known: earlier builds wrote none."""
+    """Whether the two ids are known and differ; earlier builds wrote none."""
     own = stats.get("run_id")
     return own is not None and run_id is not None and run_id != own
 
 
 def _forecast(path: Path, period: _period_file.Period) -> _plan.Report | None:
-    """None where too little has moved during the recording to tell how fast the tier below is."""
+    """None where too little moved during the recording to tell how fast the tier below is."""
     try:
         pipe = _pipe.Pipe.of(period, _pipe.Given())
     except TencacheError:

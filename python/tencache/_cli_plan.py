@@ -127,7 +127,7 @@ def plan(
 
 
 def _check_drawings(file: Path, plot: Path | None, timeline: Path | None) -> None:
-    """TencacheError if a drawing could not be written; checked before the planning, not after."""
+    """Raises TencacheError, before the planning, if a drawing could not be written."""
     for path, flag in ((plot, "--plot"), (timeline, "--timeline")):
         if path is not None:
             _drawing.check_path(path, flag, file)

@@ -6,7 +6,7 @@ methods of the process group, which no dispatcher sees. We wrap them. What is ca
 stays resident until the Work that the end returns has completed (shim/collectives.cpp, Note
 [Groups]).
 
-Nothing here imports torch.distributed. Not seen are groups that a program begins in C++.
+Nothing here imports torch.distributed. Groups that a program begins in C++ are not seen.
 Threads: any; a group begins and ends on one.
 """
 

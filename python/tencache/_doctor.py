@@ -30,7 +30,7 @@ _MAP_COUNT_USUAL = 65530
 
 
 def collect(library: Core) -> dict[str, Any]:
-    """The core's findings and ours. Opens what it probes only for a moment; starts nothing."""
+    """The core's findings and ours. Probing opens things only for a moment, and starts nothing."""
     found = library.doctor()
     installed = _torch_version.installed()
     reason = _backend.why_not_served(found["gpu"], installed)

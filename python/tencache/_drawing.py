@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the drawings of `tencache plan`: checking the path, units, labels and saving.
+"""What the drawings of `tencache plan` share: checking the path, units, labels and saving.
 
 matplotlib is an extra of the package (`pip install tencache[plot]`). It is loaded only when
 something is drawn, and needs no display. Threads: none of its own.
@@ -19,7 +19,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_path(path: Path, flag: str, *inputs: Path) -> None:
-    """TencacheError if no drawing could be written there; for use before the planning.
+    """Raises TencacheError if no drawing could be written there; call it before the planning.
 
     None may replace one of the `inputs`, the files that the command reads.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate for functions that work on several GPUs at once (nn.DataParallel, torch.cuda.nccl).
 
-They hand addresses to NCCL without the dispatcher, so the shim's hooks see neither the tensors nor
-the buffers that such a function allocates for itself. On a GPU an access to a tensor in host memory
-is an error. We wrap the functions of `torch._C`, so that each call is one op: what it is given and
-what it allocates stays on the GPUs until everything is queued.
+These functions hand addresses to NCCL without the dispatcher, so the shim's hooks see neither the
+tensors nor the buffers that such a function allocates for itself. On a GPU an access to a tensor in
+host memory is an error. We wrap the functions of `torch._C`, so that each call is one op: what it
+is given and what it allocates stays on the GPUs until everything is queued.
 
 Until the runtime arms, a call costs the reading of one flag. Threads: any; the gate is per thread.
 """

@@ -18,7 +18,7 @@ _MESSAGE = (
 
 
 def install(torch_c: Any) -> None:
-    """Lets every attempt to make one raise RuntimeError. A torch that has none does without."""
+    """Makes every attempt to create a green context raise RuntimeError, if this torch has any."""
     green_context = getattr(torch_c, "_CUDAGreenContext", None)
     if green_context is not None:
         green_context.create = staticmethod(_refuse)

@@ -32,7 +32,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class _Wish:
-    """To be called with the module, once it has the attribute."""
+    """A callback that gets the module, once that has the attribute."""
 
     name: str
     attribute: str
@@ -118,7 +118,7 @@ class _ImportWatcher(MetaPathFinder):
         finders = list(sys.meta_path)
         if fullname != self._wish.name or self not in finders:
             return None
-        # Those before this one have been asked already.
+        # The finders before this one have been asked already.
         for finder in finders[finders.index(self) + 1 :]:
             find_spec = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
@@ -129,7 +129,7 @@ class _ImportWatcher(MetaPathFinder):
         return None
 
     def _on_executed(self, module: ModuleType) -> None:
-        # A program may also execute a copy of its own.
+        # A program may also execute a module of its own from this spec.
         if self in sys.meta_path and sys.modules.get(self._wish.name) is module:
             sys.meta_path.remove(self)
             self._wish.is_granted()
@@ -143,7 +143,7 @@ class _CallingLoader(Loader):
         self._callback = callback
 
     def __getattr__(self, name: str) -> Any:
-        """What callers ask that only inspect the module (get_source, ...)."""
+        """Answers callers that only inspect the module (get_source, ...)."""
         if name == "_loader":  # of an object that is being copied
             raise AttributeError(name)
         return getattr(self._loader, name)

@@ -121,7 +121,7 @@ def _not_built(name: str) -> str:
 
 
 def _built(name: str) -> Path:
-    """The path of a file that the build puts into the package; TencacheError if there is none."""
+    """The path of a file that the build made; raises TencacheError if there is none."""
     path = _FOLDER / name
     if not path.exists():
         raise TencacheError(_not_built(name))
@@ -184,7 +184,7 @@ def _raise_if(code: int, error: _ErrorStruct) -> None:
 def _c_text(what: str, text: str | os.PathLike[str]) -> bytes:
     """A text or path as C takes it.
 
-    OptionError, with a message that begins with `what`, if it holds what C cannot take.
+    Raises OptionError, with a message that begins with `what`, if C cannot take the text.
     """
     try:
         encoded = os.fsencode(text)
@@ -270,7 +270,7 @@ class Core:
         self._set_option(name.encode(), _option_text(name, text))
 
     def check_option(self, name: str, text: str) -> None:
-        """OptionError if set_option would refuse the text."""
+        """Raises OptionError if set_option would refuse the text."""
         self._check_option(name.encode(), _option_text(name, text))
 
     def option_text(self, name: str) -> str:
@@ -279,7 +279,7 @@ class Core:
         return os.fsdecode(_read_bytes(functools.partial(self._option_text, name.encode())))
 
     def parse_bytes(self, text: str) -> int:
-        """Parses a size such as "1.5GiB", as options take it; OptionError if it is not one."""
+        """Parses a size such as "1.5GiB", as options take it; raises OptionError if it is none."""
         parsed = ctypes.c_uint64()
         self._parse_bytes(_c_text("There is no size", text), parsed)
         return parsed.value
@@ -329,7 +329,7 @@ class Core:
         return bool(self._is_same_output(_file_name(one), _file_name(other)))
 
     def plan(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, int]:
-        """The planner's prediction; OptionError for an impossible period or machine."""
+        """The planner's prediction; raises OptionError for an impossible period or machine."""
         buffer = ctypes.create_string_buffer(_PLAN_JSON_BYTES)
         self._plan(period, machine, buffer, _PLAN_JSON_BYTES)
         result: dict[str, int] = json.loads(buffer.value)
@@ -345,13 +345,13 @@ class Core:
                 _raise_if(error.code, error)
             return needed
 
-        # Enough for most plans; a second call would plan again.
+        # This is enough for most plans; a second call would plan again.
         size = _TIMELINE_BYTES + _TIMELINE_BYTES_PER_OP * int(period.op_count)
         result: dict[str, Any] = json.loads(_read_text(fill, size))
         return result
 
     def learn_from(self, period: PeriodStruct, op_names: Sequence[bytes]) -> None:
-        """Has the period followed from the first step on; OptionError if that cannot be."""
+        """Has the period followed from the first step on; raises OptionError if that cannot be."""
         self._learn_from(period, (ctypes.c_char_p * len(op_names))(*op_names))
 
 
@@ -367,8 +367,9 @@ class Shim:
     def __init__(self, minor: str) -> None:
         library = _load(f"libtencache_torch-{minor}.so")
         declare = functools.partial(_declare, library)
-        # Puts tencache under torch's CPU allocator and starts the runtime. TencacheError if the
-        # running torch is not laid out like the one compiled against; nothing is installed then.
+        # Puts tencache under torch's CPU allocator and starts the runtime. Raises TencacheError if
+        # the running torch is not laid out like the one compiled against; nothing is installed
+        # then.
         self.install = _refusing(library, "tencache_torch_install")
         self.describe: Callable[[], dict[str, Any]] = _json_of(
             library, "tencache_torch_describe_json"
@@ -418,7 +419,7 @@ def _load_nvrtc() -> None:
 
 
 def cuda_shim_path(torch: TorchVersion) -> Path:
-    """The library for the GPU memory of that torch; TencacheError if there is none."""
+    """The library for the GPU memory of that torch; raises TencacheError if there is none."""
     reason = why_no_shim(torch) or why_no_cuda_shim(torch)
     if reason is not None:
         raise TencacheError(reason if reason.endswith(".") else f"{reason}.")
@@ -458,7 +459,7 @@ def _read_bytes(function: Callable[..., Any], size: int = 1 << 14) -> bytes:
 
 @functools.cache
 def core() -> Core:
-    """The core library. TencacheError if it is missing or cannot be loaded."""
+    """The core library. Raises TencacheError if it is missing or cannot be loaded."""
     return Core()
 
 

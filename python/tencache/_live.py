@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the processes that run under tencache, and reads their counters while they run.
 
-Each publishes a page of memory a few times a second (allocator/abi/live_page.h), a memfd that its
-descriptors in /proc show to its user and to root. Nothing is asked of the process and nothing is
-left of it when it is gone. A page is read until its sequence says that nobody wrote meanwhile. It
-belongs to the process that has the page's start time: forked children inherit the descriptor.
-Threads: any; nothing here keeps state.
+Each process publishes a page of memory a few times a second (allocator/abi/live_page.h), a memfd
+that its descriptors in /proc show to its user and to root. Nothing is asked of the process and
+nothing is left of it when it is gone. A page is read until its sequence says that nobody wrote
+meanwhile. The page belongs to the process that has the page's start time: forked children inherit
+the descriptor. Threads: any; nothing here keeps state.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class LiveProcess:
 def processes(pid: int | None = None) -> list[LiveProcess]:
     """All processes that may be looked at, by rank and pid; or the one with that pid.
 
-    TencacheError if the one does not exist, may not be looked at, or does not run under tencache.
+    Raises TencacheError if that one does not exist, may not be looked at, or does not run under
+    tencache.
     """
     if pid is not None:
         return [_the_one(pid)]
@@ -139,7 +140,7 @@ def _the_one(pid: int) -> LiveProcess:
 
 
 def _read(pid: int) -> list[LiveProcess]:
-    """The process if it has a page of its own; OSError if it may not be looked at."""
+    """The process if it has a page of its own; raises OSError if it may not be looked at."""
     start_ticks = int(_stat(pid)[19])
     for path in _pages(pid):
         page = _whole_page(path)

@@ -62,14 +62,15 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     return int(rank) if rank.isdigit() and world.isdigit() and int(world) > 1 else None
 
 
-# In the command of multiprocessing's fork server, which may import what its workers need, and which
-# outlives the program.
+# The command of multiprocessing's fork server has this text. The server may import what its workers
+# need, and outlives the program.
 _FORK_SERVER = "from multiprocessing.forkserver import main"
 
 
 def is_spawned() -> bool:
     """Whether multiprocessing started this process, as a worker of another one."""
-    # A worker has it imported. To import it here would cost others time, and may fail by now.
+    # A worker has imported multiprocessing. An import here would cost others time, and may fail by
+    # now.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return False

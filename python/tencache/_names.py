@@ -28,7 +28,7 @@ _HOOK = "register_optimizer_step_post_hook"
 
 
 def pairs_of(named: object) -> list[tuple[str, Any]]:
-    """What a program gives, a mapping or pairs, as pairs; TypeError if it is anything else."""
+    """What a program gives, a mapping or pairs, as pairs; raises TypeError if it is neither."""
     items = named.items() if isinstance(named, Mapping) else named
     # A tensor is an iterable too: of as many tensors as it has rows.
     if not isinstance(items, Iterable) or hasattr(items, "data_ptr"):
@@ -112,7 +112,7 @@ def _children(module: Any) -> Iterable[Any]:
 
 
 def _of_module(module: Any) -> list[tuple[str, Any]]:
-    """Its tensors by name; none of a module that is not whole, whatever it raises."""
+    """The module's tensors by name; none of one that is not whole, whatever it raises."""
     try:
         return [*module.named_parameters(), *module.named_buffers()]
     except Exception:  # The program's own code runs here, and a name is no reason to fail.

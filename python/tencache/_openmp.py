@@ -4,8 +4,9 @@
 On a CPU, PyTorch computes with one OpenMP thread per core. A thread of tencache that moves tensors
 takes a core for a moment, and the other compute threads must wait for the one that lost it. GNU's
 OpenMP, which PyTorch's wheels bring, makes them spin for some milliseconds. While they spin no core
-is idle, so the kernel cannot give one to the thread that lost its own. If they sleep soon, it does.
-GPT-2 at half of its memory then trains 4% faster (docs/cpu.md); a program that fits is no slower.
+is idle, so the kernel cannot give one to the thread that lost its own. If they sleep soon, the
+kernel does. GPT-2 at half of its memory then trains 4% faster (docs/cpu.md); a program that fits is
+no slower.
 
 OpenMP reads its variables once, when torch loads it. Imports no torch. Threads: the caller's.
 """

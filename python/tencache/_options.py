@@ -22,7 +22,7 @@ from tencache._messages import shortened
 
 SWITCH = "TENCACHE"
 
-# Names may be of any length, and difflib takes its square.
+# Names may be of any length, and difflib takes time with the square of it.
 _ASKED_NAME_MAX = 64
 
 _TRUE = frozenset({"1", "on", "true", "yes"})
@@ -74,7 +74,7 @@ def _similar(asked: str, names: Iterable[str]) -> list[str]:
 
 
 def to_text(option: Option, value: object) -> str:
-    """Writes a Python value as the option's text. TypeError if its type does not fit the kind."""
+    """Writes a Python value as the option's text. Raises TypeError if the type does not fit."""
     if isinstance(value, bool):
         if option.kind == "flag" or {"on", "off"} <= set(option.choices.split("|")):
             return "on" if value else "off"
@@ -105,7 +105,7 @@ def texts_of(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def switch_is_on(value: str | None) -> bool:
-    """Whether the variable TENCACHE asks for tencache. OptionError if it is neither yes nor no."""
+    """Whether TENCACHE asks for tencache. Raises OptionError if it says neither yes nor no."""
     word = (value or "").strip().lower()
     if word in _TRUE or word in _FALSE:
         return word in _TRUE

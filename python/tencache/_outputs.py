@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that commands write: whether that may be, before the work, and the writing itself.
+"""The files that commands write: a check that may come before the work, and the writing itself.
 
 Threads: none.
 """
@@ -12,7 +12,7 @@ from tencache._library import TencacheError, core
 
 
 def check_output(path: Path, flag: str, *inputs: Path | None) -> None:
-    """TencacheError if the file could not be written, or would replace one that is read.
+    """Raises TencacheError if the file could not be written, or would replace one that is read.
 
     `flag` is the option that names it; `inputs` are the files that the command reads.
     """

@@ -66,7 +66,7 @@ class Card:
 
 
 def render(sources: Sources) -> str:
-    """The page. TencacheError if jinja2 is not installed."""
+    """The page. Raises TencacheError if jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:

@@ -76,7 +76,7 @@ def read_period(path: Path) -> Period:
 
 
 def read_period_to_follow(path: Path) -> Period:
-    """As read_period; PeriodError also for a file that does not tell enough to be followed.
+    """Reads like read_period; also raises PeriodError for a file that cannot be followed.
 
     Each process of a launch reads the file, so it can be neither a pipe nor a device.
     """

@@ -2,7 +2,7 @@
 """What lies below one GPU in a prediction: the link, host memory and the disk, with their speeds.
 
 Where several GPUs of one machine run the period at the same time (`tencache plan --gpus`), each has
-a link of its own. Host memory is one, and so is the disk. Each GPU gets an even part of both: every
+a link of its own. All share one host memory and one disk. Each GPU gets an even part of both: every
 rank's default for host memory is such a part (default_host_budget() of the core), and ranks that do
 the same need the disk in the same moments. Nothing makes them take turns, so no GPU is given more
 of the disk than its part.
@@ -24,7 +24,7 @@ _HOST_HEADROOM = "1/16"  # kHostHeadroomShare of the core
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of "5GB/s", "800 MiB/s"; OptionError otherwise, so for bits ("5Gb/s")."""
+    """Bytes per second of "5GB/s", "800 MiB/s"; raises OptionError for others, as for bits."""
     if re.search(r"[KMGTP]i?b", text):
         raise OptionError(f"{text!r} counts bits: write it in bytes, as 5GB/s or 800MB/s.")
     try:
@@ -37,7 +37,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_gpus(text: str) -> int:
-    """The number that "8" says; OptionError if no machine has that many GPUs."""
+    """The number that "8" says; raises OptionError if no machine has that many GPUs."""
     count = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
     if not 1 <= count <= GPUS_MAX:
         raise OptionError(
@@ -83,7 +83,7 @@ class Pipe:
         """The given disk, else the recording's, behind the link if one is given.
 
         With host memory all speeds must be given: a recording knows only one tier's. For several
-        GPUs the disk's must be: only of the disk there is less for each.
+        GPUs the disk's must be: of the disk alone each gets less.
         """
         part = _part_of_one_gpu(period, given)
         if part.host_bytes:
@@ -134,9 +134,9 @@ class Pipe:
 
 
 def _part_of_one_gpu(period: Period, given: Given) -> Given:
-    """The given machine as one of its GPUs sees it; TencacheError if that is too little.
+    """The given machine as one of its GPUs sees it; raises TencacheError if that is too little.
 
-    What is kept free of host memory is a share of it, so it is divided with it.
+    The part of host memory that is kept free is a share of the whole, so it is divided as well.
     """
     if given.gpus == 1:
         return given

@@ -243,7 +243,7 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
 def show(report: Report, console: Console) -> None:
     """Prints one row for each budget, then the conclusions."""
     console.print(_title(report), markup=False, highlight=False, soft_wrap=True)
-    # Narrow, so that nine columns fit into 80 characters.
+    # The table is narrow, so that nine columns fit into 80 characters.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)

@@ -43,7 +43,7 @@ def add_preload(environment: MutableMapping[str, str], preload: Path) -> None:
 
 
 def value(library: Core, guard: Path | None, preload: Path) -> str:
-    """The variable's text for a program of these options; TencacheError if a path forbids it."""
+    """The variable's text under these options; raises TencacheError if a path forbids it."""
     paths = [preload]
     if guard is not None and _wants_guard(library):
         paths.insert(0, guard)  # before all others

@@ -24,7 +24,7 @@ from tencache._library import Core, TencacheError, core
 from tencache._messages import counted, is_spawned, rank_of, say, shortened
 from tencache._units import format_bytes, format_rate, format_seconds, format_time, option_bytes
 
-# By what Core.recorded() returns.
+# Why there is no recorded period, by what Core.recorded() returns.
 _NOT_RECORDED = {
     0: "no repeating period was seen; run more iterations, or with a smaller --device-memory so "
     "that tencache arms",
@@ -158,7 +158,7 @@ def _flush_stdout() -> None:
     try:
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        return  # It is closed, or broken; Python tells that at its own end.
+        return  # stdout is closed, or broken; Python tells that at its own end.
 
 
 def _first_line(stats: Mapping[str, Any]) -> str:
@@ -223,7 +223,7 @@ def _plan_lines(stats: Mapping[str, Any]) -> list[str]:
 def by_budget(stats: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The stats of each device that has a budget of its own, as `--device-memory` gives it.
 
-    Those of each GPU; the outer figures are sums. On cpu there is one such device, memory.
+    On cuda these are the GPUs; the outer figures are sums. On cpu there is one such device, memory.
     """
     # Files of earlier builds tell less of a GPU.
     return [gpu for gpu in stats.get("gpus", ()) if "over_budget" in gpu] or [stats]
@@ -235,7 +235,8 @@ def stall_free_budget(devices: Iterable[Mapping[str, Any]]) -> int | None:
     0 where they hardly wait already, and None where that is not known.
     """
     found = [
-        # The first equals the second if a period hardly waits already, and is 0 if not known.
+        # The stall-free budget equals the given one if a period hardly waits already, and is 0 if
+        # not known.
         ((one.get("plan") or {}).get("stall_free_budget_bytes", 0), one["budget"]["device"])
         for one in devices
     ]

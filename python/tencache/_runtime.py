@@ -257,9 +257,10 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 def check_output_files(library: Core) -> None:
     """Makes the paths of files written at exit absolute, since the program may change its folder.
 
-    Tries each; OptionError if one could not be written, or would take the place of another file of
-    this run: after hours of training it is too late. A worker of multiprocessing, whose names are
-    longer than its parent's, goes without the file instead: its end could end the training.
+    Tries each; raises OptionError if one could not be written, or would take the place of another
+    file of this run: after hours of training it is too late. A worker of multiprocessing, whose
+    names are longer than its parent's, goes without the file instead: its end could end the
+    training.
     """
     taken = _input_files(library)
     for name in OUTPUT_OPTIONS:
@@ -318,8 +319,8 @@ def _why_taken(
 def check_input_file(library: Core) -> None:
     """Makes the path of the option learn_from absolute.
 
-    OptionError if no period could be read there. Where a launcher starts ranks, each of them will
-    read its own file; here one of them is tried.
+    Raises OptionError if no period could be read there. Where a launcher starts ranks, each of them
+    will read its own file; here one of them is tried.
     """
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
@@ -375,7 +376,7 @@ def _follow(library: Core, text: str, path: Path) -> None:
 
 
 def _give_stored_period(library: Core) -> None:
-    """OptionError for a file that is no good; one warning in a rank that goes without."""
+    """Raises OptionError for a file that is no good; one warning in a rank that goes without."""
     text = library.option_text(_INPUT_OPTION)
     if text == _NO_FILE:
         return
@@ -459,7 +460,7 @@ def _enable_first(torch: Any, given: Mapping[str, str]) -> None:
         # This refuses if there are CUDA tensors already.
         cuda_shim(torch_version).install()
     else:
-        # Count them first: once the shim is installed, new tensors are ours.
+        # Count the existing tensors first: once the shim is installed, new tensors are ours.
         _warn_of_existing_tensors(torch, library.parse_bytes(texts["extent_min"]))
         doors.install()
     texts = _texts(library)  # the start has made the directory of the spill file absolute
@@ -531,7 +532,8 @@ def _warn_of_existing_tensors(torch: Any, extent_min_bytes: int) -> None:
     seen.pop(0, None)
     if not seen:
         return
-    # No warning of Python's: filters hide these, and the program has no budget that holds.
+    # A warning of Python's would not do: filters hide these, and the program has no budget that
+    # holds.
     say(
         f"warning: tencache was enabled after {counted(len(seen), 'tensor')} of "
         f"{_units.format_bytes(sum(seen.values()))} in total had been made: these stay in memory, "

@@ -162,7 +162,7 @@ class Story:
 
 
 def tell(path: Path) -> Story:
-    """Reads the trace; TencacheError for a file that is none."""
+    """Reads the trace; raises TencacheError for a file that is none."""
     reader = TraceReader(path)
     story = Story(
         names=reader.names,

@@ -90,7 +90,7 @@ def table(
 ) -> tuple[Table, Text]:
     """One row for each engine, and the lines for below them: what each process runs.
 
-    No wider than `width`, as far as that is possible; None: as wide as need be.
+    The table is no wider than `width`, as far as that is possible; None: as wide as need be.
     """
     rows = [
         (process, engine, shown.get((process.pid, engine.gpu)))
@@ -201,7 +201,8 @@ _COLUMNS = (
 )
 
 
-# Least worth first. The lines below the table tell the program of each process.
+# The columns that a narrow table leaves out, least worth first. The lines below the table tell the
+# program of each process.
 _LEFT_OUT_FIRST = (
     "program",
     "steps",
@@ -230,7 +231,7 @@ def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
 
 
 def is_screen(console: Console) -> bool:
-    """Whether it is a terminal that can be redrawn. FORCE_COLOR alone makes none of a file."""
+    """Whether the console can be redrawn, as a terminal. FORCE_COLOR alone makes a file none."""
     return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
@@ -239,7 +240,7 @@ def fit(console: Console) -> int | None:
     columns = os.environ.get("COLUMNS", "")
     said = int(columns) if columns.isdecimal() else 0
     if not is_screen(console):
-        # Both at once, or a dumb terminal keeps its 80 letters.
+        # Set both at once, or a dumb terminal keeps its 80 letters.
         console.size = ConsoleDimensions(said or _WIDE, console.height)
         return said or None
     if console.width < 1:  # rich believes COLUMNS=0
@@ -269,7 +270,7 @@ def run(pid: int | None, interval_s: float, console: Console) -> None:
 
 
 def _looks(pid: int | None, interval_s: float) -> Iterator[tuple[Look, dict[Key, Rates | None]]]:
-    """Looks with their rates. TencacheError if the named process is not there at the first one."""
+    """Looks with their rates. Raises TencacheError if the named process is not there at first."""
     look, before = Look(_live.processes(pid)), None
     while True:
         yield look, all_rates(look, before)

@@ -91,7 +91,7 @@ def why_no_shim(torch: TorchVersion) -> str | None:
         return f"{text}, which is too old. Please {install}."
     if _numbers(torch.minor) > _numbers(newest):
         return f"{text}, which is too new. Either {install}; or look for a newer tencache."
-    # A build from source against another torch.
+    # This tencache was built from source against another torch.
     return (
         f"{text}: it was built from source against torch {_listed(list(TORCH_SHIMS.values()))} "
         f"alone. Either build it against this torch, in tencache's source folder: "

@@ -78,9 +78,9 @@ class TraceReader:
         if not isinstance(lost_count, int):
             raise TencacheError(self._refusal(1, "it does not say how many events were lost"))
         self.lost_count = lost_count
-        # As in the stats of the run; earlier builds wrote none.
+        # The id is that of the run's stats; earlier builds wrote none.
         self.run_id = description.get("run_id")
-        # Traces of version 1 have neither.
+        # Traces of version 1 have neither moves nor names.
         self.has_moves = "moves_lost" in description
         try:
             self.lost_moves = int(description.get("moves_lost", 0))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The access barrier over a range whose pages move away and come back: a thread that touches it, in
-// user code or through the kernel, waits and then sees the right bytes. Skipped where the kernel
-// does not allow userfaultfd.
+// user code or through the kernel, waits and then sees the right bytes. The tests are skipped where
+// the kernel does not allow userfaultfd.
 #include "platform/access_barrier.h"
 
 #include <fcntl.h>

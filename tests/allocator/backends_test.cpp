@@ -112,7 +112,7 @@ TYPED_TEST(BackendsTest, WhatLeavesComesBackWithItsBytes) {
   EXPECT_EQ(this->state(tensor), ExtentState::kResident);
   EXPECT_EQ(this->stats().evicted_bytes, this->kBytes);
   EXPECT_EQ(this->stats().fetched_bytes, this->kBytes);
-  // On cuda it may be there before the stream comes to the op that needs it.
+  // On cuda the tensor may be there before the stream comes to the op that needs it.
   EXPECT_EQ(this->stats().late_fetches + this->stats().early_fetches, 1u);
 }
 
@@ -269,7 +269,7 @@ TYPED_TEST(BackendsTest, FiguresAddUp) {
   ASSERT_EQ(this->driver_->check_books(), "");
   const Stats& stats = this->stats();
   uint64_t cold_bytes = 0;
-  // The prefetcher may be about to move another one.
+  // The prefetcher may be about to move another tensor.
   EXPECT_TRUE(eventually([&] {
     const Demand demand(this->engine().mover()->ledger());
     if (this->engine().prefetcher()->is_at_work()) return false;
@@ -338,7 +338,7 @@ TYPED_TEST(BackendsTest, EachFetchIsEarlyLateOrWasted) {
   this->check(tensors[2], 2);
   this->driver_->settle();
   const Stats& stats = this->stats();
-  // On cuda the last one may be there before the stream comes to the op that needs it.
+  // On cuda the last tensor may be there before the stream comes to the op that needs it.
   EXPECT_GE(stats.early_fetches, 1u);
   EXPECT_EQ(stats.early_fetched_bytes, stats.early_fetches * this->kBytes);
   EXPECT_EQ(stats.wasted_fetches, 1u);

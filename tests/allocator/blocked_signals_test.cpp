@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether any thread blocks a signal: found in any thread, gone with it.
+// Whether any thread blocks a signal: it is found in any thread, and gone with the thread.
 #include "platform/blocked_signals.h"
 
 #include <gtest/gtest.h>

@@ -103,7 +103,7 @@ TEST(BoundFuzzTest, NoPlanIsFaster) {
   EXPECT_GE(played, wanted);
 }
 
-// Whatever the best plan of all needs is a schedule, too; the bound should come near it.
+// The best of all plans is a schedule, too; the bound should come near the time that it takes.
 TEST(BoundFuzzTest, TheBestOfAllPlansIsNotFaster) {
   Random random;
   double ratio_sum = 0;

@@ -71,7 +71,7 @@ TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
 }
 
 TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
-  // The three ops of the burst; its second half is at the beginning of the period.
+  // The burst is three ops again, but its second half is at the beginning of the period.
   Trace trace = three_in_turn();
   trace.ops = {{0, 0, {{4, false}, {5, false}}},
                {0, 1000, {{0, false}, {1, false}}},

@@ -80,7 +80,7 @@ TEST_F(CachedReaderTest, MappingsThatAreRefusedStopNoRead) {
     uint32_t refused_flags;
   };
   for (const Case refused : {Case{ENODEV, MAP_SHARED}, Case{ENOMEM, 0}}) {
-    if (kHasSanitizer && refused.refused_flags == 0) continue;  // it maps what it allocates
+    if (kHasSanitizer && refused.refused_flags == 0) continue;  // a sanitizer maps its memory
     const int result = run_in_child([&] {
       const CachedReader reader(file_.get());
       std::vector<char> memory(2 * kPage);

@@ -190,7 +190,7 @@ TEST(RegisteredBuffersTest, ThePagesOfTheRingStayPinnedOnceAllAreUsed) {
   EXPECT_EQ(result, 0);
 }
 
-/// Drops CAP_IPC_LOCK and lowers the limit below the ring. False when that is not possible.
+/// Drops CAP_IPC_LOCK and lowers the limit below the ring. Returns false when that is not possible.
 bool lower_the_memlock_limit() {
   const rlimit limit = {1 * kMiB, 1 * kMiB};
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};

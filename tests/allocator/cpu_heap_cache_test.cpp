@@ -104,7 +104,7 @@ TEST(HeapCacheTest, SeveralServeALargerOne) {
   for (char* donor : donors) engine.free(donor);
   const uint64_t used = engine->budget().used();
   char* large = engine.allocate(5 * kMiB);
-  // Oldest first, granule by granule; the tail comes from the first one.
+  // The oldest donor gives its granules first, and the tail, too.
   EXPECT_EQ(large[0], 1);
   EXPECT_EQ(large[2 * kMiB], 2);
   EXPECT_EQ(large[5 * kMiB - 1], 1);
@@ -191,7 +191,7 @@ TEST(HeapCacheTest, MappingsAreLimited) {
   char* donor = engine.allocate(kMiB);
   memset(donor, 1, kMiB);
   engine.free(donor);
-  // The third: from here on pages stay where they are.
+  // The third extent reaches the limit: from here on pages stay where they are.
   const char* third = engine.allocate(kMiB / 2);
   EXPECT_EQ(third[0], 0);
   EXPECT_EQ(engine->heap().cached_bytes(), kMiB);

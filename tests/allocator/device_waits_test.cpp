@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceWaits: how long the device waited, which fetches were late for it, and the counts where it
-// cannot tell. The timer is a fake whose device takes as long as the test says. Then the gate: it
-// times the waits of the right streams, and counts threads' waits beside them.
+// cannot tell. The timer is a fake whose device takes as long as the test says. The last test has a
+// gate, which times the waits of the right streams, and counts threads' waits beside them.
 #include "engine/gate/device_waits.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ class DeviceWaitsTest : public ::testing::Test {
     waits_.end(wait, kLongNs);
   }
 
-  /// The device waits so long for these, after what came before.
+  /// The device waits this long for these fetches, after what came before.
   void add_part(DeviceWaits::Wait* wait, uint64_t device_ns, LateFetches late) {
     wait->begin_part();
     timer_.device_ns = device_ns;

@@ -136,7 +136,7 @@ TEST_F(DiskPatienceTest, TheWaitEndsWithAnErrorAndNoOtherWaitFollows) {
   char* made = engine().allocate(8 * kMiB);
   engine().free(made);
   expect_intact(addresses);
-  // The next time the disk fails is another one.
+  // When the disk fails again, threads wait anew.
   plan_->add({.error_number = EROFS});
   engine().written(8, kMiB);
   EXPECT_FALSE(engine()->allocate(16 * kMiB).is_ok());

@@ -60,7 +60,8 @@ class HeldChild {
 
   /// Lets the child go on and waits for its end; returns the exit status.
   int finish() {
-    // A byte, not the end of the pipe, because children forked later hold the pipe open.
+    // This sends a byte, and does not end the pipe, because children forked later hold the pipe
+    // open.
     const char byte = 0;
     (void)!write(go_, &byte, 1);
     return wait();
@@ -226,7 +227,8 @@ TEST_F(DiskTierForkTest, AChildThatClosesItsDescriptorsStillCounts) {
   const Slot slot = take();
   store(slot, 'c');
   char* cold = map(slot);
-  // Like daemons; only the pipe that holds the child stays open.
+  // The child closes the spill file, as daemons close everything; the pipe that holds it stays
+  // open.
   HeldChild child(
       *tier_, [&] { syscall(SYS_close_range, tier_->fd(), tier_->fd(), 0); },
       [&] { return all_are(cold, kBytes, 'c') ? 0 : 1; });

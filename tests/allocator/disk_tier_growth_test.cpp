@@ -151,7 +151,7 @@ TEST_F(DiskTierGrowthTest, GrowthThatFailsKeepsNothingOfTheDisk) {
   EXPECT_EQ(memcmp(back.data(), buffer.data(), back.bytes()), 0);
 }
 
-// A name for the terminal to obey.
+// A terminal would obey the directory's name.
 TEST_F(DiskTierGrowthTest, MessagesShowTheDirectoryEscaped) {
   const std::string path = directory_.path() + "/\x1b[2J";
   ASSERT_EQ(mkdir(path.c_str(), 0700), 0);

@@ -225,7 +225,7 @@ TEST_F(DiskTierTest, AWritebackThatFailsIsAnError) {
   EXPECT_EQ(result, 0);
 }
 
-// The kernel tells one thread alone.
+// The kernel tells one thread alone that the writeback has failed.
 TEST_F(DiskTierTest, AWritebackThatFailsIsAnErrorForAllWhoWroteMeanwhile) {
   const int result = run_in_child([&] {
     const auto plan = std::make_shared<FaultPlan>();

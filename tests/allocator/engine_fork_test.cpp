@@ -40,7 +40,7 @@ class Child {
     const bool second_is_right = second();
     _exit(first_is_right && second_is_right ? 0 : first_is_right ? 2 : 1);
   }
-  /// Lets it go on; returns 0 when both parts were right.
+  /// Lets the child go on; returns 0 when both parts were right.
   int finish() {
     const char byte = 1;
     EXPECT_EQ(write(to_child_[1], &byte, 1), 1);
@@ -132,7 +132,7 @@ TEST(EngineForkQuotaTest, FrozenSlotsAreNotGivenUpWhereTheDiskIsFull) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// As a crash reporter does.
+// A crash reporter forks in such a handler.
 TEST(EngineForkEndTest, AHandlerOfTheAbortMayForkWhateverTheThreadHolds) {
   const int outcome = run_in_child([] {
     TestEngine engine;

@@ -289,7 +289,7 @@ TEST(ExtentTest, ArrivalEndsWhereTheProgramLeftIt) {
   EXPECT_TRUE(revived.claim_for_eviction());
 }
 
-// It is cold all the while; nobody else moves it, and a free does not wait.
+// The extent is cold all the while; nobody else moves it, and a free does not wait.
 TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   Extent extent;
   lead_to(extent, kCold);
@@ -309,7 +309,7 @@ TEST(ExtentTest, DemotionKeepsOthersOffUntilItsEnd) {
   EXPECT_FALSE(extent.claim_cold());
 }
 
-// A thread that waits to fetch it learns that it was freed meanwhile.
+// A thread that waits to fetch the extent learns that it was freed meanwhile.
 TEST(ExtentTest, LeavingToADemotionWakesWhoWaits) {
   Extent extent;
   lead_to(extent, kCold);

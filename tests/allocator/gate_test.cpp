@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is pinned between open and close, and for how long: inputs, inner allocations, holds. Also
-// the state of a thread when the thread or the gate ends first.
+// What is pinned between open and close, and for how long: inputs, inner allocations, holds. The
+// last tests look at the state of a thread when the thread or the gate ends first.
 #include "engine/gate/gate.h"
 
 #include <gtest/gtest.h>
@@ -159,7 +159,7 @@ TEST_F(GateTest, ExtentFreedInsideItsOpIsCachedAndTrimmedAfterIt) {
     const GateScope op(engine_, {a_});
     engine_.free(a_);
     EXPECT_EQ(engine_->heap().drop_cached(kBytes), 0u);
-    // It is reused at once, with the old op's pin.
+    // The extent is reused at once, with the old op's pin.
     EXPECT_EQ(engine_.allocate(kBytes), a_);
     EXPECT_EQ(pins(a_), 2u);
   }

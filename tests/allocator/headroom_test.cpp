@@ -19,7 +19,7 @@ TEST(HeadroomTest, WhatWasAskedForIsLeftBesidesIt) {
   EXPECT_EQ(budget_with_headroom(0), 0u);
   Random random;
   for (int round = 0; round < 10'000; ++round) {
-    // Around the size above which the headroom grows no more.
+    // The sizes lie around the one above which the headroom grows no more.
     const uint64_t bytes = random.between(1, 60 * kGiB);
     const uint64_t budget = budget_with_headroom(bytes);
     ASSERT_EQ(budget - headroom_of(budget), bytes);

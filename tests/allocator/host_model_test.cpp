@@ -30,7 +30,7 @@ class HostModelTest : public ::testing::Test {
     machine_.disk_write_bytes_per_s = 0.5e9;
     model_.emplace(trace_, machine_, copy_ahead_bytes, &notes_);
   }
-  /// Returns when there was room for it.
+  /// Makes the tensor cold; returns when there was room for it.
   uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
     const uint64_t room_ns = model_->take_room(tensor, now_ns);
     model_->become_cold(tensor, next_use);
@@ -102,7 +102,8 @@ TEST_F(HostModelTest, WritesMayBeBehindByTheHeadroom) {
   EXPECT_EQ(notes_.disk_bytes_written, 2 * kBytes);
 }
 
-// Half of the headroom is for evictions alone. Once that is all, the whole of it is made free.
+// Half of the headroom is for evictions alone. Once no more than that half is free, the whole
+// headroom is made free.
 TEST_F(HostModelTest, RoomIsMadeForTheWholeHeadroom) {
   start(6 * kBytes, 2 * kBytes, 7);
   for (uint32_t tensor = 0; tensor < 5; ++tensor) EXPECT_EQ(leave(tensor, 0, 10 + tensor), 0u);
@@ -112,7 +113,7 @@ TEST_F(HostModelTest, RoomIsMadeForTheWholeHeadroom) {
   EXPECT_EQ(model_->used_bytes(), 4 * kBytes);
 }
 
-// Tensors that are on their way hold most of it. What could make room is needed sooner.
+// Tensors that are on their way hold most of host memory. What could make room is needed sooner.
 TEST_F(HostModelTest, WhatIsNeededSoonerMakesNoRoom) {
   start(3 * kBytes, 0, 4);
   for (uint32_t tensor = 0; tensor < 4; ++tensor) leave(tensor, 0, 10 + tensor);

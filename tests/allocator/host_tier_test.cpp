@@ -388,8 +388,8 @@ TEST(HostTierDeathTest, RefusesWhatItDidNotGive) {
 // ---- Unused bytes --------------------------------------------------------------------------
 
 /// Sizes of a 7 B model that trains with Adam, a 64th of each. Each of 32 layers has the weights
-/// and, twice as large, the master weights and both moments. Also activations of odd sizes, and
-/// embeddings.
+/// and, twice as large, the master weights and both moments. There are also activations of odd
+/// sizes, and embeddings.
 std::vector<uint64_t> model_sizes() {
   constexpr uint64_t kScaledMiB = kMiB / 64;
   std::vector<uint64_t> sizes;

@@ -2,8 +2,7 @@
 //
 // A program closes descriptors that are not its own, and opens files that get their numbers: not a
 // byte of those files changes, nothing of them is taken for a tensor's bytes, and the process ends
-// with a message. Also where the standard descriptors are closed: nothing of ours takes their
-// place.
+// with a message. Where the standard descriptors are closed, nothing of ours takes their place.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -275,7 +274,7 @@ TEST(LostDescriptorsTest, AnotherFileIsNotTakenForThePageMap) {
   ASSERT_GT(number, 2);
   AlignedBuffer page(kPageBytes);
   page.data()[0] = 1;
-  // Its zeros would mean that no page was written.
+  // The zeros of this file would mean that no page was written.
   const UniqueFd zeros(open("/dev/zero", O_RDONLY | O_CLOEXEC));
   ASSERT_EQ(dup2(zeros.get(), number), number);
   TouchedPages touched;

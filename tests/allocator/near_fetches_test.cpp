@@ -40,7 +40,7 @@ TEST(NearFetchesTest, AsManyBytesAheadAsAllowed) {
   EXPECT_EQ(starts(five_in_turn(), 29), (Starts{{0, 8}, {1, 0}, {2, 2}, {3, 4}, {4, 6}}));
   // One fetch ahead is always allowed.
   EXPECT_EQ(starts(five_in_turn(), 0), starts(five_in_turn(), 20));
-  // At most all of the gap.
+  // A fetch starts no further ahead than its gap.
   EXPECT_EQ(starts(five_in_turn(), 1000), (Starts{{0, 1}, {1, 3}, {2, 5}, {3, 7}, {4, 9}}));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rows of neighbours: when a row is one, in which direction it goes, how far ahead it is fetched,
-// and what ends it. And a program that reads everything once, in the order of allocation.
+// and what ends it. One test has a program that reads everything once, in the order of allocation.
 #include "engine/plan/neighbours.h"
 
 #include <gtest/gtest.h>
@@ -163,14 +163,14 @@ class NeighbourReadsTest : public NeighboursTest {
   NeighbourReadsTest() : NeighboursTest(kCount / 2 * kBytes, true) { engine_->evictor().arm(); }
 };
 
-// As a program writes a checkpoint: each tensor once, and no op comes again.
+// The program names each tensor once, as one that writes a checkpoint, and no op comes again.
 TEST_F(NeighbourReadsTest, WhatIsReadOnceIsFetchedAhead) {
   uint32_t number = 100;
   EXPECT_TRUE(eventually([&] {
     for (size_t index = 0; index < kCount; ++index) {
       const GateScope op(engine_, {tensors_[index]}, AccessMode::kRead, number++);
       EXPECT_TRUE(has_pattern(tensors_[index], kBytes, index)) << index;
-      // The length of an op, in which others can be fetched.
+      // An op lasts this long, and others can be fetched meanwhile.
       std::this_thread::sleep_for(std::chrono::microseconds(500));
     }
     return engine_.read(engine_.stats().early_fetches) > kCount / 4;
@@ -180,7 +180,7 @@ TEST_F(NeighbourReadsTest, WhatIsReadOnceIsFetchedAhead) {
   EXPECT_EQ(engine_.check_books(), "");
 }
 
-/// Eight fit.
+/// Eight tensors fit.
 class NeighbourRoomTest : public NeighboursTest {
  protected:
   NeighbourRoomTest() : NeighboursTest(8 * kBytes, true) { engine_->evictor().arm(); }

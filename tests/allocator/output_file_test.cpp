@@ -248,7 +248,7 @@ TEST_F(OutputFileTest, PipeIsWrittenToItsReaderAndStays) {
   ASSERT_TRUE(reader.is_valid());
   ASSERT_EQ(fcntl(reader.get(), F_SETFL, 0), 0);
   EXPECT_TRUE(try_output_file(path("fifo")).is_ok());
-  // Longer than a pipe holds, so that the writer waits for the reader.
+  // The text is longer than a pipe holds, so that the writer waits for the reader.
   const std::string text(300'000, 'x');
   std::thread writer([&] { EXPECT_TRUE(write_file(path("fifo"), text).is_ok()); });
   // Until the writer has opened it, the pipe looks as if all had been written.
@@ -352,7 +352,7 @@ TEST_F(OutputFileTest, DescriptorIsWrittenWhereItsNextOutputWouldGo) {
 }
 
 TEST_F(OutputFileTest, SocketThatIsOpenIsWrittenTo) {
-  // Under systemd, stdout is one. Its name in /dev cannot be opened.
+  // Under systemd, stdout is a socket. Its name in /dev cannot be opened.
   int ends[2] = {-1, -1};
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const UniqueFd near(ends[0]);

@@ -29,7 +29,7 @@ namespace {
 
 constexpr uint64_t kBytes = 1 << 20;
 constexpr uint32_t kAdditional = 77;  // an op that is not in the script
-// At least so many ticks lie between two of them, because a plan is given up where more differ
+// At least this many ticks lie between two such ops, because a plan is given up where more differ
 // (plan/plan_cursor.cpp).
 constexpr size_t kBetweenAdditional = 9;
 
@@ -99,8 +99,8 @@ class Player : private PlanSink {
 
   size_t ticks() const { return script_.ops.size(); }
 
-  /// Until it is set again, steps have sizes of their own and a few ticks that are not in the
-  /// script.
+  /// Until this is called with null, steps have sizes of their own and a few ticks that are not in
+  /// the script.
   void vary(Random* random) { random_ = random; }
 
   void play_step(size_t first_tick, size_t first_recorded, bool creates_state) {

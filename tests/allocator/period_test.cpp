@@ -281,7 +281,7 @@ TEST_F(PeriodTest, AnotherBatchSizeIsTheSameKind) {
 TEST_F(PeriodTest, LayersThatLookAlikeDoNotRepeat) {
   for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   EXPECT_TRUE(repeats().empty());
-  // Many of them do not hide the repetition either.
+  // Many layers do not hide the repetition either.
   for (int round = 0; round < 2; ++round) {
     for (uint64_t parameter = 1; parameter <= 40; ++parameter) op(kForward, {{parameter}});
   }
@@ -483,8 +483,8 @@ TEST_F(PeriodTest, WaitingIsNotComputing) {
   EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the start of the next step";
 }
 
-// A checkpoint, for example: when the step is looked at, its last tick is the newest of all, so
-// only earlier last ticks tell how long it takes.
+// The pause is for a checkpoint, for example: when the step is looked at, its last tick is the
+// newest of all, so only earlier last ticks tell how long it takes.
 TEST_F(PeriodTest, APauseBetweenStepsIsNotComputing) {
   constexpr uint64_t kPause = uint64_t{1} << 40;
   for (int step = 0; step < 4; ++step) {

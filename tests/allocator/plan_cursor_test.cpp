@@ -135,7 +135,7 @@ TEST_F(PlanCursorTest, ABetterPlanTakesOverWhileItIsFollowed) {
   EXPECT_FALSE(evicted_.empty()) << "it knows the extents from before";
 }
 
-// It requests the evictions that it would have requested by now.
+// The new plan requests the evictions that it would have requested by now.
 TEST_F(PlanCursorTest, APlanThatTakesOverCatchesUp) {
   const std::shared_ptr<const LearnedPlan> roomy = learned(1, 1, 2 * kLayers * kBytes);
   ASSERT_TRUE(roomy->planned.plan.moves.empty());
@@ -211,7 +211,7 @@ TEST_F(PlanCursorTest, KnowsTheNextUses) {
   EXPECT_EQ(uses.at(&extents_[0]), 11u);
 }
 
-// Its room comes in a moment, so it leaves last.
+// What is freed makes room in a moment, so it leaves last.
 TEST_F(PlanCursorTest, WhatTheOpenOpFreesIsNeededAtOnce) {
   auto period = std::make_shared<Period>();
   period->trace.op_names = {"op"};
@@ -467,7 +467,8 @@ class PlanChunkTest : public PlanCursorTest {
     cursor_->on_tick(digest_of(op, named.size()), extents, is_chunk);
     cursor_->on_outermost_close();
   }
-  /// Without the tensor `left_out`, so that all later chunks begin one tensor later.
+  /// Plays the update without the tensor `left_out`, so that all later chunks begin one tensor
+  /// later.
   void play_update(size_t left_out) {
     std::vector<size_t> chunk;
     for (size_t index = 0; index < kTensors; ++index) {

@@ -44,7 +44,7 @@ class PlanEngineTest : public ::testing::Test {
 
   void op(uint32_t number, char* parameter, AccessMode mode = AccessMode::kRead) {
     const GateScope scope(engine_, {parameter}, mode, number);
-    // The length of an op, in which other tensors can be fetched.
+    // An op lasts this long, and other tensors can be fetched meanwhile.
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 
@@ -186,7 +186,7 @@ TEST_F(PlanEngineTest, WhatTheFirstStepMakesDoesNotKeepItsPlan) {
 TEST_F(PlanEngineTest, AGuessFromAnOddStepIsReplaced) {
   constexpr uint32_t kOddTicks = 4;
   train_step();
-  // Once in this program, as a profiler or a warm-up does.
+  // These ops come once in this program, as those of a profiler or a warm-up do.
   for (uint32_t tick = 0; tick < kOddTicks; ++tick) op(7, parameters_[2 * tick]);
   train_step();
   ASSERT_TRUE(eventually([&] { return engine_->learner()->summary().kinds == 1; }));
@@ -414,7 +414,7 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
   expect_bytes();
 }
 
-// Whenever a plan is made, one of them is there that no op has named. The period has it already.
+// Whenever a plan is made, a tensor is there that no op has named. The period has it already.
 TEST_F(PlanEngineTest, ATensorOfTheStepIsNotFixed) {
   unnamed_ = engine_.allocate(kBytes);
   EXPECT_TRUE(repeat_until([&] { train_step(); },
@@ -502,7 +502,7 @@ TEST_F(HeldPlanTest, AGuessFromAnOddStepIsReplacedAfterTwoPlainOnes) {
   expect_bytes();
 }
 
-// Each of them differs from all others, and none comes twice in turn.
+// Each kind differs from all others, and none comes twice in turn.
 TEST_F(PlanEngineTest, MoreKindsThanThereIsRoomForAreNotPlannedForEver) {
   constexpr uint32_t kKinds = 20;
   constexpr uint64_t kSmall = 64 * kKiB;

@@ -94,7 +94,7 @@ void expect_sound(const Trace& trace, const Machine& limits) {
     const Gap gap = found->second;
     idle.erase(found);
     EXPECT_EQ(move.fetch_at == kNoTick, move.needed_at == kNoTick);
-    // It leaves where the gap begins, or later; then it is gone before its fetch may start.
+    // The tensor leaves where the gap begins, or later; then it is gone before its fetch may start.
     if (move.evict_after == gap.after) continue;
     const Tick end = gap.comes_back() ? move.fetch_at : gap.until;
     EXPECT_LT(since(gap.after, move.evict_after), since(gap.after, end));

@@ -49,7 +49,7 @@ class PrefetcherTest : public ::testing::Test {
     engine_->evictor().arm();
   }
 
-  /// Calls it while the first piece is read.
+  /// Makes the call while the first piece is read.
   void while_reading(std::function<void()> call) {
     Fault fault;
     fault.direction = IoDirection::kRead;
@@ -151,7 +151,7 @@ TEST_F(PrefetcherTest, OfTooManyRequestsTheFirstAreKept) {
   EXPECT_TRUE(eventually([&] { return engine_.is_resident(first); }));
 }
 
-// Those that come one after the other are also requested in the order of their need.
+// Requests that come one after the other come in the order of their need, too.
 TEST_F(PrefetcherTest, OfTooManyInTurnTheLastAreDropped) {
   const char* first = cold(1);
   const char* second = cold(2);
@@ -170,7 +170,7 @@ TEST_F(PrefetcherTest, OfTooManyInTurnTheLastAreDropped) {
   EXPECT_TRUE(engine_.is_cold(last));
 }
 
-// Otherwise the disk would run dry between two fetches.
+// If the second fetch waited, the disk would run dry in between.
 TEST_F(PrefetcherTest, WhatIsRequestedMeanwhileJoinsTheTransfer) {
   const char* first = cold(1);
   const char* second = cold(2);
@@ -217,7 +217,7 @@ TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
 }
 
-// It reads nothing itself then.
+// Such an op reads nothing itself.
 TEST_F(PrefetcherTest, AnOpThatWaitsForAnothersFetchIsNoDemand) {
   const char* first = cold(1);
   Mover& mover = *engine_->mover();

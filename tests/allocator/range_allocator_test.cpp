@@ -206,7 +206,8 @@ TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
   model.grow(64);
   std::vector<std::pair<uint64_t, uint64_t>> live;
   for (int step = 0; step < kSteps; ++step) {
-    // Runs of mostly allocating and of mostly freeing, so that both full and empty are visited.
+    // The steps mostly allocate for a while and then mostly free, so that both full and empty are
+    // visited.
     const double allocate_chance = step / 500 % 2 == 0 ? 0.65 : 0.35;
     if (live.empty() || random.chance(allocate_chance)) {
       const uint64_t length = random.chance(0.9) ? random.between(1, 12) : random.between(1, 80);

@@ -128,7 +128,7 @@ class LyingDiskTest : public ::testing::TestWithParam<uint64_t> {
   }
 };
 using LyingDiskDeathTest = LyingDiskTest;
-// One fetches, the other reads where it lies.
+// Under the first budget the reading fetches, under the second it reads where the tensor lies.
 INSTANTIATE_TEST_SUITE_P(Budgets, LyingDiskDeathTest, ::testing::Values(4 * kBytes, kBytes));
 
 TEST_P(LyingDiskDeathTest, FlippedBitEndsTheProcess) {
@@ -165,7 +165,7 @@ TEST(LyingDiskRefusedMappingsDeathTest, FlippedBitEndsTheProcessWithoutSharedMap
     fill_pattern(address, kBytes, 1);
     if (!engine.evict(address)) _exit(1);
     Disk(engine).flip(engine.extent(address)->slot.offset + kBytes / 2, 3);
-    // No filters: nothing to show.
+    // Without filters there is nothing to show.
     if (!deny_syscall_when(SYS_mmap, ENODEV, 3, MAP_SHARED)) fatal("other bytes than were written");
     read_all(engine, address);
     _exit(0);

@@ -50,7 +50,8 @@ TEST(RecorderTest, KeepsTheNewestWhenTheRingWrapsAround) {
   const uint64_t count = 2 * kRingEvents + 1234;
   for (uint64_t number = 0; number < count; ++number) ring->append(numbered(number));
   const ThreadEvents thread = recorder.snapshot()[0];
-  // The place of the next event may be half written at any time, so one less than the ring holds.
+  // The place of the next event may be half written at any time, so a snapshot has one event less
+  // than the ring holds.
   ASSERT_EQ(thread.events.size(), kRingEvents - 1);
   EXPECT_EQ(thread.lost_count, count - kRingEvents + 1);
   expect_run(thread.events, thread.lost_count);

@@ -2,7 +2,7 @@
 //
 // Evictions that park the pages (engine/move/cpu/seal.h, engine/move/cpu/parked_evictions.h):
 // where the pages are then, what brings them back, which extents leave by the other window, and
-// that nobody notices. Skipped where the kernel does not allow userfaultfd.
+// that nobody notices. The tests are skipped where the kernel does not allow userfaultfd.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -34,7 +34,7 @@ class ParkedPagesTest : public ::testing::Test {
     if (!AccessBarrier::open().is_ok()) GTEST_SKIP() << "userfaultfd is not allowed here";
   }
   static void park_pages(CpuEngineConfig& config) { config.userfaultfd = Choice::kOn; }
-  /// Also calls `hook` once, when the first piece of an eviction has been written.
+  /// Parks pages, and calls `hook` once, when the first piece of an eviction has been written.
   static TestEngine::Adjust park_pages_with(const std::function<void()>& hook) {
     auto plan = std::make_shared<FaultPlan>();
     plan->add({.first = 2, .count = 1, .kind = FaultKind::kCall, .call = hook});
@@ -64,7 +64,7 @@ TEST_F(ParkedPagesTest, EvictedPagesAreCachedAndServeTheNextRequest) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// Presumed clean, and found to differ when its pages have already moved away.
+// The extent is presumed clean, and found to differ when its pages have already moved away.
 TEST_F(ParkedPagesTest, BytesThatDifferAreWritten) {
   TestEngine engine(park_pages);
   char* address = engine.allocate(3 * kMiB);
@@ -314,7 +314,7 @@ TEST_F(ParkedPagesTest, NobodyNoticesWhatMoves) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// Its room has to become free, so the pages go.
+// The room of what leaves has to become free, so the pages go.
 TEST_F(ParkedPagesTest, WhoWaitsForRoomGetsIt) {
   TestEngine engine([](CpuEngineConfig& config) {
     park_pages(config);

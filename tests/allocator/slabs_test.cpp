@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Slabs: blocks do not overlap, room in slabs is used before a new one is asked for, a slab ends
-// with its last block, and nothing is cut from a cold one. Then at random against a model.
+// with its last block, and nothing is cut from a cold one. Random steps run against a model.
 #include "memory/slabs.h"
 
 #include <gtest/gtest.h>

@@ -71,8 +71,8 @@ TEST(ProbeDirectoryTest, RefusesMemory) {
   expect_refused("/dev/shm", StatusCode::kInvalidArgument, "in memory (tmpfs)");
 }
 
-/// Mounts an overlay at `folder`/merged that writes into `folder`/below/upper. False where that is
-/// not allowed.
+/// Mounts an overlay at `folder`/merged that writes into `folder`/below/upper. Returns false where
+/// that is not allowed.
 bool mount_overlay(const std::string& folder) {
   const std::string below = folder + "/below";
   for (const char* name : {"/lower", "/upper", "/work"}) mkdir((below + name).c_str(), 0700);
@@ -87,7 +87,7 @@ bool has_own_mounts() {
          mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
 }
 
-// In a view of the mounts of its own, which ends with it.
+// Each child has a view of the mounts of its own, which ends with the child.
 TEST(ProbeDirectoryTest, LooksBelowAnOverlay) {
   const TestDirectory directory;
   const std::string below = directory.path() + "/below";
@@ -108,7 +108,7 @@ TEST(ProbeDirectoryTest, LooksBelowAnOverlay) {
       _exit(kSkipped);
     }
     expect_refused(merged, StatusCode::kInvalidArgument, "in memory (overlayfs over tmpfs)");
-    // As in a container, whose view of the machine does not include it.
+    // Now the folder below is out of sight, as in a container.
     ASSERT_EQ(umount2(below.c_str(), MNT_DETACH), 0);
     const Result<DiskProbe> probe = probe_directory(merged);
     ASSERT_TRUE(probe.is_ok()) << probe.status().message();
@@ -332,7 +332,7 @@ TEST(FindSpillDirectoryTest, TakesTheFirstThatServes) {
 
 TEST(FindSpillDirectoryTest, NamesAllThatWereTried) {
   const int result = run_in_child([] {
-    // A view of the machine in which everything is in memory.
+    // In this view of the machine everything is in memory.
     const bool has_own_view = unshare(CLONE_NEWNS) == 0 &&
                               mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
                               mount("tmpfs", "/var/tmp", "tmpfs", 0, nullptr) == 0;

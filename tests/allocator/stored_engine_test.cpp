@@ -120,7 +120,7 @@ class ProgramRun {
   void op(uint32_t number, std::initializer_list<const void*> tensors,
           AccessMode mode = AccessMode::kRead) {
     const GateScope scope(engine_, tensors, mode, number);
-    // The length of an op, in which other tensors can be fetched.
+    // An op lasts this long, and other tensors can be fetched meanwhile.
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 
@@ -165,7 +165,7 @@ TEST(StoredEngineTest, TheFirstStepOfTheSecondRunIsFollowed) {
   run.expect_bytes();
 }
 
-/// Follows a stored period that is not quite what the program does. Its own takes over.
+/// Follows a stored period that is not quite what the program does. The program's own takes over.
 void expect_own_period(const std::shared_ptr<const Period>& stored, const Variant& variant) {
   ProgramRun run(stored, variant);
   ASSERT_TRUE(eventually([&] { return run.summary().kinds == 1; }));

@@ -107,7 +107,7 @@ TEST_F(TraceWriterTest, MovesStandWhereTheyBegin) {
   EventRing* ring = recorder_.acquire_ring();
   const uint64_t now = timestamp();
   ring->append({now + 1000, 0, 0, 0, EventKind::kStep});
-  // They are logged as they end.
+  // Moves are logged as they end.
   moves_.add({now + 2000, now + 3000, 7, 4096, 100, MoveKind::kDrop});
   moves_.add({now, now + 9000, 8, 8192, 200, MoveKind::kFetchAhead});
   moves_.add({now + 4000, now + 9000, 9, 1, 300, MoveKind::kDemote});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // VictimOrder against a walk through all tensors with a score for each, on random uses; at each
-// tick a random part of the tensors could leave. Also the underlying set of numbers, against
+// tick a random part of the tensors could leave. The underlying set of numbers is compared with
 // std::set.
 #include "learn/victim_order.h"
 

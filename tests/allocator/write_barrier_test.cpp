@@ -257,7 +257,8 @@ TEST(WriteBarrierEngineTest, StrayWritesInProtectedWindowsWaitAndLand) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// Such a thread reaches no handler: a window that needs one would end the process.
+// A thread that blocks the signal reaches no handler: a window that needs one would end the
+// process.
 TEST(WriteBarrierEngineTest, WriterThatBlocksTheSignalLives) {
   TestEngine engine([](CpuEngineConfig& config) { config.userfaultfd = Choice::kAuto; });
   for (int time = 0; time < 3; ++time) {

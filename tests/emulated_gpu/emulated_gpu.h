@@ -55,7 +55,7 @@ CUfunction emulated_gpu_function(const char* name);
 int emulated_gpu_is_device(const void* address);
 /// The ordinal of the device whose memory is mapped there, -1 where none is.
 int emulated_gpu_device_of(const void* address);
-/// Whether it is memory of the host that devices reach: registered, or mapped.
+/// Whether the address is in memory of the host that devices reach: registered, or mapped.
 int emulated_gpu_is_registered(const void* address);
 /// Fails the context for good.
 void emulated_gpu_fail(CUresult result);

@@ -30,7 +30,7 @@ WIDER_ON_CUDA = {
     "aten::native_batch_norm",
     "aten::native_layer_norm",
 }
-# They return memory without values.
+# These operators return memory without values.
 WITHOUT_VALUES = ("empty", "new_empty", "empty_like", "empty_strided", "empty_permuted")
 WITHOUT_VALUES += ("new_empty_strided",)
 
@@ -57,7 +57,7 @@ def installed_operators() -> dict[str, Installed]:
 
 
 def name_of(operator: torch._ops.OpOverload) -> str:
-    """The dispatcher's name for it, without ".default"."""
+    """The dispatcher's name for the operator, without ".default"."""
     return operator.name()
 
 

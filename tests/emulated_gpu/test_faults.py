@@ -24,7 +24,7 @@ from requirement import needs_emulated_gpu
 pytestmark = needs_emulated_gpu
 
 TIMEOUT_S = 240
-# As docs/troubleshooting.md has it.
+# docs/troubleshooting.md has this text.
 NOTHING_GOES_TO_DISK = "cold tensors cannot go from host memory to disk: …"
 
 # 12 tensors of 8 MiB: 40 MiB on the GPU, a quarter of the rest in host memory, the others on disk.
@@ -92,7 +92,8 @@ def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
     assert_passed(run(program, tmp_path))
 
 
-# All that are called after the start. The others report facts of the machine, or end the process.
+# All functions that are called after the start. The others report facts of the machine, or end the
+# process.
 CALLS_THAT_MAY_FAIL = (
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
@@ -129,7 +130,7 @@ CALLS_THAT_MAY_FAIL = (
 
 @pytest.mark.parametrize("nth", [1, 2, 5, 17])
 def test_any_call_may_fail_once(tmp_path: Path, nth: int) -> None:
-    """Right bits, or an error that PyTorch raises; then the program goes on with right bits.
+    """A program finds right bits, or gets an error of PyTorch's and goes on with right bits.
 
     PyTorch may report the error of a call after it has queued the op's kernel. So an op that raised
     has changed its tensor as a whole or not at all.

@@ -84,7 +84,7 @@ def test_the_tensors_of_a_group_stay_until_its_work_is_complete(tmp_path: Path) 
 
 
 def test_a_work_that_cannot_be_asked_ends_no_program(tmp_path: Path) -> None:
-    # PyTorch's own watchdog would end it.
+    # PyTorch's own watchdog would end the rank.
     quiet = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
     statuses, outputs = run_ranks("broken", tmp_path / "ranks", with_tencache("64MiB", **quiet))
     assert statuses[0] == 0, outputs[0]

@@ -38,7 +38,7 @@ for _ in range(4):
 """
 
 
-# Gives a C++ program the emulated operators, as it were part of its libtorch.
+# This gives a C++ program the emulated operators, as if they were part of its libtorch.
 LOAD_OPERATORS = """
 #include <dlfcn.h>
 #include <stdlib.h>

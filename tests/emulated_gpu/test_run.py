@@ -18,7 +18,7 @@ pytestmark = needs_emulated_gpu
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs it as from a shell without an emulated GPU."""
+    """Runs tests/emulated_gpu/run as from a shell without an emulated GPU."""
     ours = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
     environment = {
         name: value

@@ -92,7 +92,7 @@ def test_program_that_the_launcher_has_not_started() -> None:
 
 
 def test_kernel_of_an_extension() -> None:
-    """It uses a tensor in host memory, which the guard brings back; then far too many bytes."""
+    """The kernel uses a cold tensor, which the guard brings back; then far too many bytes."""
     program = """
         import ctypes, os, torch
         library = ctypes.CDLL(os.environ["EMULATED_GPU_OPERATORS"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the tests of programs on a GPU: the harness, their settings, the checks of each run.
+"""What the tests of programs on a GPU share: the harness, settings, the checks of each run.
 
 A test module takes the fixture over: `harness = on_gpu.harness`. On an emulated GPU
 (tests/emulated_gpu) the programs are smaller; see tests/gpu/test_programs.py.
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 IS_EMULATED = "EMULATED_GPU_OPERATORS" in os.environ
-# Deterministic, small workspaces of matrix products: they are not tensors and never leave.
+# Workspaces of matrix products are deterministic and small: they are no tensors and never leave.
 GPU = {
     "PROGRAM_DEVICE": "cuda",
     "PROGRAM_EMULATED": "1" if IS_EMULATED else "0",

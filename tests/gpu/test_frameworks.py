@@ -100,7 +100,7 @@ def assert_same_under_the_launcher(
 ) -> None:
     results, stats = folder / "results.json", folder / "stats.json"
     budget = budget_of(harness, program, 50)["TENCACHE_DEVICE_MEMORY"]
-    # No --backend: the launcher and the program find the GPU themselves.
+    # There is no --backend: the launcher and the program find the GPU themselves.
     launcher = [sys.executable, "-m", "tencache", "run"]
     launcher += ["--device-memory", budget, "--stats", str(stats)]
     done = run_command(

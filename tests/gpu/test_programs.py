@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget.
 
-Also what only a GPU can tell of pinned memory.
+Some tests show what only a GPU can tell of pinned memory.
 
 The programs are wider than on the cpu (exact.wide), so that parameters are extents: these have at
 least 2 MiB, because a GPU maps no less at once. Otherwise the tests are those of
@@ -119,7 +119,7 @@ def test_pinned_memory_has_the_size_that_was_asked_for() -> None:
 
 
 def test_an_op_with_kernels_for_gpus_alone_announces_its_tensors() -> None:
-    """On the CPU it is a composite of other ops, which announce theirs."""
+    """On the CPU the op is a composite of other ops, which announce theirs."""
     program = """
     import torch
     import tencache

@@ -65,7 +65,7 @@ FAKE CUresult cuInit(unsigned) { return note("cuInit", nullptr, 0); }
 FAKE_LAUNCHES()
 FAKE_LAUNCHES(_ptsz)
 
-// The header's macros turn these names into versioned ones.
+// The header's macros give some of these names a version: cuMemcpyHtoD becomes cuMemcpyHtoD_v2.
 FAKE CUresult cuMemcpyHtoD(CUdeviceptr, const void*, size_t bytes) {
   return note("cuMemcpyHtoD_v2", nullptr, bytes);
 }

@@ -2,7 +2,7 @@
 //
 // The preloaded guard, before a driver that notes its calls (guard/fake_driver.h). Every way to a
 // function of the driver leads past the hooks, calls arrive as they were made, and any other
-// function is served as if there were no guard. Runs with the guard in LD_PRELOAD.
+// function is served as if there were no guard. The suite runs with the guard in LD_PRELOAD.
 // tests/allocator/cuda/launch_gate_test.cpp tests the core's side.
 #include <cuda.h>
 #include <dlfcn.h>
@@ -163,7 +163,7 @@ TEST_F(GuardTest, WhoAsksTheDriverIsGuardedByEitherInterface) {
   EXPECT_EQ(status, CU_GET_PROC_ADDRESS_SUCCESS);
   expect_guarded(reinterpret_cast<Launch>(entry), "cuLaunchKernel", kStream);
 
-  // The run time asks one of them for the other, in any version.
+  // The run time asks one of the two interfaces for the other, in any version.
   for (const int version : {11030, 12000}) {
     void* other = nullptr;
     ASSERT_EQ(get_with_status("cuGetProcAddress", &other, version, 0, &status), CUDA_SUCCESS);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Built twice and preloaded behind the guard: a library that stands before another of its kind, as
-// a preloaded allocator stands before the C library. The functions tell how many stand behind; the
-// second has a name like the driver's.
+// This library is built twice and preloaded behind the guard. It stands before another of its kind,
+// as a preloaded allocator stands before the C library. The functions tell how many stand behind;
+// the second has a name like the driver's.
 #include <dlfcn.h>
 
 #define NEXT_IN_LINE(name)                                                  \

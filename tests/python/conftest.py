@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the Python tests: runs programs in processes of their own.
+"""What the Python tests share: fixtures that run programs in processes of their own.
 
 tencache is enabled once a process and for good, so a test that needs a runtime starts a process:
 a fresh Python (`run_python`) where the start matters, else a forked child of one that has imported
@@ -86,7 +86,7 @@ def write_program(path: Path, code: Sequence[str]) -> None:
 
 
 def expect_status(done: Finished, status: int | None) -> None:
-    """Any if it is None."""
+    """Asserts the exit status; None stands for any."""
     if status is not None:
         assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
 
@@ -120,7 +120,7 @@ def preforked() -> Iterator[PreforkedServer]:
 def run_forked(
     tmp_path: Path, preforked: PreforkedServer, run_python: Callable[..., Finished]
 ) -> Callable[..., Finished]:
-    """As `run_python`, without the two seconds that it takes to import torch.
+    """Runs code as `run_python` does, without the two seconds that it takes to import torch.
 
     The program runs in a forked child of a process that has imported it. tencache is enabled there
     as at the end of `import torch`. Where a variable counts only when a process starts, the program
@@ -146,8 +146,8 @@ def run_forked(
     return run
 
 
-# Armed from the start and roomy: tensors go cold only when the program asks for it, and nothing
-# comes back that no op names.
+# tencache is armed from the start, and roomy: tensors go cold only when the program asks for it,
+# and nothing comes back that no op names.
 COLD_VARIABLES = {
     "TENCACHE": "1",
     "TENCACHE_DEVICE_MEMORY": "256MiB",

@@ -23,7 +23,7 @@ from conftest import clean_environment
 from preforked import TIMEOUT_S, Job, PreforkedServer
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
-# Small, so that small programs have many extents; smaller blocks never go cold.
+# This is small, so that small programs have many extents; smaller blocks never go cold.
 EXTENT_MIN = "16KiB"
 BOUNDLESS = "64GiB"
 # The profiler follows the main thread and autograd's threads, but not those that a program starts.

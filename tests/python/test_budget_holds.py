@@ -50,7 +50,7 @@ VERDICT = """
 
 # name: (what stock PyTorch writes first, what runs, the least number of extents that it makes).
 # `torch.UntypedStorage(size)` takes an allocator that cannot be replaced. Such a storage is no
-# extent, nor is a mapped file (docs/limits.md): the budget must hold for what is.
+# extent, nor is a mapped file (docs/limits.md): the budget must hold for what is one.
 LOADERS = {
     "load": ("torch.save(filled(), 'file')", "tensors = torch.load('file')", 24),
     "load_mapped": (

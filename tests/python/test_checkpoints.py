@@ -25,7 +25,7 @@ from tencache import _checkpoints
 
 Run = Callable[..., Any]
 
-# Each writes the tensors and returns what a reader finds in the file.
+# Each function writes the tensors and returns what a reader finds in the file.
 WRITERS = """
     import pickle, random, stat
     import torch.distributed.checkpoint as dcp

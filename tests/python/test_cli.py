@@ -314,7 +314,7 @@ def test_interpreter_is_found_through_the_first_line(tmp_path, monkeypatch):
     assert _cli.interpreter_of(str(python)) == str(python)
 
 
-# Opens what the interpreter needs before it loses the right to.
+# This opens what the interpreter needs before it loses the right to.
 BECOME_NOBODY = """
 import os, sys
 from tencache import _cli
@@ -333,7 +333,7 @@ def run_closed(closed, *arguments, cwd, env=None):
     return run_command(["/bin/sh", "-c", f'exec "$@" {streams}', "sh", *command], cwd=cwd, env=env)
 
 
-# Tells which descriptors are open, into a file.
+# This program writes to a file which descriptors are open.
 TELL_OPEN = """
 import os, sys
 found = []
@@ -428,7 +428,7 @@ def test_doctor_as_json_holds_what_was_probed(run_tencache):
     assert Path(report["disk"]["directory"]).is_dir()
     assert isinstance(report["disk"]["io_uring"], bool)
     assert isinstance(report["disk"]["direct_io"], bool)
-    # They are registered, or there is a reason why not.
+    # Buffers are registered, or there is a reason why not.
     assert report["disk"]["registered_buffers"] is (not report["disk"]["registered_buffers_reason"])
     assert report["torch"]["fits"] is True
     installed = report["torch"]["installed"]

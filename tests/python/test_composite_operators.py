@@ -39,7 +39,7 @@ def test_every_access_of_their_parts_is_announced(tmp_path: Path) -> None:
     calls = report["calls"]
     assert {label: call for label, call in calls.items() if call["unannounced"]} == {}
     assert {label for label, call in calls.items() if call["error"]} == ERRORS.keys()
-    # torch decides how many there are, but they must be many.
+    # torch decides how many operators there are, but they must be many.
     assert report["composite"] > 400 and len(calls) > 150
     assert report["stats"]["chaos_evictions"] > 1000
 

@@ -7,9 +7,9 @@ and generated tokens must equal stock's, and extents must really have left. No a
 unannounced, since none of these programs reads or writes tensors behind the dispatcher's back (they
 copy their results out with an op).
 
-Marked `repeated` is what shows least: chaos at a higher budget, where whatever can leave leaves
-after each op, too; plain runs at 75%, beside those at 50 and 25%; and two stock runs, whose bits
-differ only where the comparisons fail.
+The tests marked `repeated` are those that show least: chaos at a higher budget, where whatever can
+leave leaves after each op, too; plain runs at 75%, beside those at 50 and 25%; and two stock runs,
+whose bits differ only where the comparisons fail.
 The tests that are not marked `slow` are one run of each program in chaos at the lowest budget,
 where everything leaves and comes back most often, and three plain ones. What the others add (which
 tensors leave, when and how many at a time) is decided below the C ABI, which knows no torch.

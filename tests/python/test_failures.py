@@ -200,16 +200,16 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
 
 
 def unmount(directory: Path) -> None:
-    """Unmounts it. The kernel closes a ring's file a moment after its process has ended."""
+    """Unmounts the disk. The kernel closes a ring's file a moment after its process has ended."""
     deadline = time.monotonic() + 20
     while subprocess.run(["umount", str(directory)], capture_output=True).returncode != 0:
         assert time.monotonic() < deadline, f"{directory} stays busy"
         time.sleep(0.1)
 
 
-# Allocates more than device and disk hold together. The error comes, half is freed, the rest is
-# unharmed and the program goes on. Nothing is computed in between: even the smallest result needs
-# room.
+# The program allocates more than device and disk hold together. The error comes, half is freed, the
+# rest is unharmed and the program goes on. Nothing is computed in between: even the smallest result
+# needs room.
 OUTGROW = """
     tensors = []
     try:

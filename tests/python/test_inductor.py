@@ -109,8 +109,9 @@ def test_kernels_are_wrapped_and_named(how):
     assert gate.calls == [(b"inductor::cpp_fused_add_0", [5], [3]), "close"]
 
 
-# Trains with Inductor kernels forward and backward, and needs more than the budget it gets below.
-# The layer is compiled once; it consists of kernels and of matrix products, which stay ops.
+# The program trains with Inductor kernels forward and backward, and needs more than the budget it
+# gets below. The layer is compiled once; it consists of kernels and of matrix products, which stay
+# ops.
 TRAIN = """
     import hashlib, torch
     torch.manual_seed(0)
@@ -214,7 +215,7 @@ def test_compiled_program_that_fits_passes_no_gate(run_python, tmp_path, stock, 
 
 
 def test_inductor_tries_instructions_without_tencache(run_python):
-    """In another folder, with its stderr thrown away: a failure would cost the vector code."""
+    """The trial has another folder and no stderr: a failure would cost the vector code."""
     code = """
         import sys
         from torch._inductor.cpu_vec_isa import VecISA

@@ -171,7 +171,7 @@ def test_lightning_counts_batches_where_several_optimizers_make_a_step(
 
 
 LAUNCHERS = {
-    # Each on a port that is free: tests run side by side.
+    # Each launcher takes a port that is free: tests run side by side.
     "torchrun": ["torchrun", "--standalone", "--nproc-per-node", "2"],
     "accelerate": [
         *("accelerate", "launch", "--multi_gpu", "--num_processes", "2"),

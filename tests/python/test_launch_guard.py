@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guard that `tencache run` preloads where GPUs are used.
 
-Tests which programs are started with it, that they do the same as without it, and that CUDA's
-libraries ask it for the driver's functions. What it does with these is tested in C++: tests/guard,
-tests/allocator/cuda/launch_gate_test.cpp.
+The tests show which programs are started with it, that they do the same as without it, and that
+CUDA's libraries ask it for the driver's functions. What it does with these is tested in C++:
+tests/guard, tests/allocator/cuda/launch_gate_test.cpp.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two runs of a program: the second follows what the first has recorded, from its first step on.
 
-Also files that cannot be followed, and files of other programs, which do no harm.
+Files that cannot be followed, and files of other programs, do no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tencache._library import OptionError, TencacheError, core
 # The core learns and follows; these tests do not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
-# Prints for each step the loss and the stats.
+# The program prints for each step the loss and the stats.
 TRAIN = """\
 import json, os, sys, time
 import torch, tencache

@@ -188,6 +188,6 @@ print(tencache.stats()["steps"])
 
 
 def test_an_optimizer_within_the_backward_pass_ends_no_step(run_python: Callable[..., Any]) -> None:
-    """There is one for each parameter, so between two of them lies a piece of the iteration."""
+    """Each parameter has an optimizer, so between two of these lies a piece of the iteration."""
     done = run_python(STEPS, env={"TENCACHE": "1"})
     assert done.stdout == "12\n12\n", done.stderr

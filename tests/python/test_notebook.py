@@ -14,7 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 
-# What it shows does not depend on the installed torch.
+# What the notebook shows does not depend on the installed torch.
 pytestmark = pytest.mark.any_torch
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "quickstart.ipynb"

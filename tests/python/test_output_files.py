@@ -69,7 +69,7 @@ def test_stdout_gets_the_stats_after_what_the_program_printed(run_python, tmp_pa
     printed, content = done.stdout.split("\n", 1)
     assert printed == "printed"
     assert json.loads(content)["extents"] == 1
-    # The same where stdout is a file.
+    # The same holds where stdout is a file.
     with (tmp_path / "log").open("w") as log:
         subprocess.run(
             [sys.executable, "program.py"],
@@ -301,7 +301,7 @@ def test_what_is_followed_is_not_replaced_by_another_kind_of_file(run_tencache, 
         f"with --{name} or ",
     )
     assert path.read_text() == PERIOD
-    # The newest period may take its place.
+    # The newest period may take the place of the followed one.
     done = run_tencache("run", given[0], "--record=run.period", "--", "true")
     assert done.returncode == 0, done.stderr
 

@@ -36,7 +36,7 @@ def run_ranks(part: str, folder: Path, variables: Mapping[str, str] | None) -> l
     folder.mkdir()
     paths = [folder / f"{rank}.json" for rank in range(2)]
     more = [] if variables is None else ["--tencache"]
-    # One thread each: sums are split over threads, so the number of threads changes bits.
+    # Each rank has one thread: sums are split over threads, so the number of threads changes bits.
     codes, outputs = run_processes(
         [[RANKS, part, str(rank), folder / "store", paths[rank], *more] for rank in range(2)],
         cwd=folder,

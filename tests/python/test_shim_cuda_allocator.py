@@ -75,7 +75,7 @@ def stack_bytes(lines: str) -> dict[str, int]:
 
 def test_torchs_tools_read_it(written: dict[str, Any]) -> None:
     snapshot = written["snapshot"]
-    # It raises if the blocks of a segment do not add up.
+    # segsum() raises if the blocks of a segment do not add up.
     summary = _memory_viz.segsum(snapshot)
     assert f"segments: {len(snapshot['segments'])}\n" in summary
     assert f"total_reserved: {_memory_viz.Bytes(written['total_bytes'])}\n" in summary

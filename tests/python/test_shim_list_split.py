@@ -77,7 +77,7 @@ def test_every_operator_is_called(stock: Report) -> None:
         if all(outcome["digest"] is None for outcome in cases.values())
     }
     assert never == NO_ARGUMENTS.keys()
-    # torch decides how many there are, but they must be many.
+    # torch decides how many operators there are, but they must be many.
     assert len(stock["operators"]) > 200
 
 

@@ -26,7 +26,7 @@ from tencache._library import TencacheError
 # What is published and shown does not depend on the torch that is installed.
 pytestmark = pytest.mark.any_torch
 
-# It moves tensors, tells its stats for each line that it reads, and ends when its input does.
+# This program moves tensors, tells its stats for each line it reads, and ends when its input does.
 PROGRAM = """
 import json, os, sys
 import tencache, torch
@@ -177,7 +177,8 @@ def test_rates_are_those_between_two_looks():
         engine_of(fetched=300, evicted=50, stall_ns=2 * 10**9, early_fetches=4, late_fetches=1),
     )
     assert _top.rates(now, before) == _top.Rates(100.0, 0.0, 0.5, 0.75)
-    # Since the start, where there is no look before; nothing, where nothing was published since.
+    # Without a look before, rates are those since the start; without news since then there are
+    # none.
     assert _top.rates(now, None) == _top.Rates(25.0, 50 / 12, 2 / 12, 0.8)
     assert _top.rates(now, now) is None
     idle = (20.0, now[1])
@@ -335,7 +336,7 @@ def test_one_program_on_a_cpu_fits_80_columns_whole():
 
 
 def top_environment(**variables) -> dict[str, str]:
-    """Without what tells rich of another terminal than there is."""
+    """An environment that tells rich of no other terminal than there is."""
     environment = clean_environment({})
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         environment.pop(name, None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every message of docs/troubleshooting.md is said by a program that gets into that trouble.
 
-Those that need a GPU are in tests/emulated_gpu. Each message of the page has the name of what says
-it: a trouble of troubles.py, a command line, or a test of its own below. A message that is on the
-page and not here, or the other way round, is a failure.
+Messages that need a GPU are in tests/emulated_gpu. Each message of the page has the name of what
+says it: a trouble of troubles.py, a command line, or a test of its own below. A message that is on
+the page and not here, or the other way round, is a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = ("run", "--device-memory=64MiB")
 TRUE = ("--", "true")
 
-# By the trouble of troubles.py that says them.
+# The messages, by the trouble of troubles.py that says them.
 OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
     "wrong_calls": (
         "tencache is not enabled in this process, so …",
@@ -90,7 +90,7 @@ OF_TROUBLES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-# The arguments of `tencache` that have it say the message.
+# Each message with the arguments of `tencache` that make it say so.
 OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Option … does not take the value …": ("run", "--device-memory=lots", *TRUE),
     "… would run this program, and tencache is not installed there: …": (
@@ -135,14 +135,14 @@ OF_VARIABLES: Mapping[str, tuple[str, str]] = {
     ),
 }
 
-# By the version of torch that is installed.
+# Each message with the version of torch that is installed for it.
 OF_TORCH: Mapping[str, str] = {
     "This tencache supports torch …, but torch … is installed here, which is too new.": "2.99.0",
     "This tencache supports torch …, but torch … is installed here, which is too old.": "2.3.1",
     "…: it was built from source against torch … alone.": "2.13.0+cpu",
 }
 
-# With a limit of the shell, in KiB or in blocks of a KiB.
+# Each message with a limit of the shell, in KiB or in blocks of a KiB, and an argument.
 OF_LIMITS: Mapping[str, tuple[str, ...]] = {
     "the limit on file sizes of this process (ulimit -f) is …": ("-f 1024", "--spill-dir=."),
     "No directory for the spill file was found.": ("-f 1024", "--device-memory=64MiB"),
@@ -159,7 +159,7 @@ OF_SHELL: Mapping[str, str] = {
     "ModuleNotFoundError: No module named 'tencache'": '"$0" -S -c "import tencache"',
 }
 
-# By what the libtorch of a preloaded C++ program has.
+# Each message with the code that the libtorch of a preloaded C++ program has.
 OF_LIBTORCH: Mapping[str, str] = {
     "The program ends here, since LD_PRELOAD asked for tencache and it cannot start.": "",
     "This tencache supports torch …, but this program runs with torch …": (

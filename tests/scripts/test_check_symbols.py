@@ -19,7 +19,8 @@ def test_the_real_headers_are_understood() -> None:
     assert {"tencache_open_gpu", "tencache_gpu_arena", "tencache_gpu_walk"} <= declared
     assert {"tencache_pinned_open", "tencache_pinned_walk"} <= declared
     assert all(name.startswith("tencache_") for name in declared)
-    # One declaration for each use of the macro, which also occurs in its definition.
+    # Each use of the macro declares one function. The macro occurs once more, in its own
+    # definition.
     assert len(declared) == sum(text.count("TENCACHE_API") for text in texts) - 1
 
 

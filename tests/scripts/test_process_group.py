@@ -18,7 +18,7 @@ def test_a_program_that_ends() -> None:
 def test_a_program_that_is_late_may_say_what_it_knows(inherited: signal.Handlers) -> None:
     before = signal.signal(signal.SIGINT, inherited)
     try:
-        # Long enough for a busy machine to start the shell.
+        # Five seconds are long enough for a busy machine to start the shell.
         ended = run_group(["sh", "-c", "trap 'echo so far; exit' INT; sleep 600"], 5)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -2,7 +2,7 @@
 //
 // CudaAllocatorTest and CudaPoolTest: the CUDA allocator of the shim over the simulated driver,
 // with a current device and stream that a test chooses. At the end everything must be back with the
-// driver. One thread.
+// driver. Threads: one.
 #pragma once
 
 #include <gtest/gtest.h>

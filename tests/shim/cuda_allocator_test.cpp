@@ -261,7 +261,7 @@ TEST_F(CudaAllocatorTest, AMemoryFractionBoundsTheBudget) {
   cuda_->setMemoryFraction(0.25, 0);
   keep(60 * kMiB);
   EXPECT_THROW((void)allocate(8 * kMiB), c10::OutOfMemoryError);
-  // It may change while the GPU is in use.
+  // The fraction may change while the GPU is in use.
   cuda_->setMemoryFraction(0.5, 0);
   EXPECT_EQ(cuda_->getMemoryFraction(0), 0.5);
   keep(8 * kMiB);

@@ -143,7 +143,8 @@ TEST_F(CudaPoolTest, APoolStaysWhereTheDeviceCannotBeWaitedFor) {
   cuda_->releasePool(0, kGraph);
 }
 
-// Another thread could free it while the device is waited for, right after it has queued its use.
+// Another thread could free the live memory while the device is waited for, right after it has
+// queued a use of it.
 TEST_F(CudaPoolTest, AReleasedPoolWithLiveMemoryStaysAsAWhole) {
   start();
   begin();
@@ -255,7 +256,7 @@ TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
   cuda_->releasePool(0, {2, 0});
 }
 
-// What a tree of CUDA graphs does before it captures one more.
+// A tree of CUDA graphs does this before it captures one more.
 TEST_F(CudaPoolTest, APoolGoesBackToAnEarlierState) {
   start();
   begin();
@@ -311,7 +312,7 @@ TEST_F(CudaPoolTest, WhyAPoolCannotGoBackIsSaid) {
   EXPECT_NE(text.find("was released"), std::string::npos);
 }
 
-// Snapshots.
+// ---- Snapshots --------------------------------------------------------------------------------
 
 Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
   Json segments = Json::array();
@@ -354,7 +355,7 @@ Json as_json(const c10::cuda::CUDACachingAllocator::SnapshotInfo& snapshot) {
           {"allocator_settings", Json::object()}};
 }
 
-// Small and large, free, pending, private and cold: all the kinds.
+// The blocks are of all kinds: small and large, free, pending, private and cold.
 TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
   spill_to_host(128 * kMiB);
   start();
@@ -406,7 +407,7 @@ TEST_F(CudaPoolTest, SnapshotAgreesWithStatistics) {
   }
 }
 
-// Refusals.
+// ---- Refusals ---------------------------------------------------------------------------------
 
 TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
   start();

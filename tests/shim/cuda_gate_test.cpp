@@ -100,7 +100,7 @@ void launch(const std::vector<at::Tensor>& tensors, const std::function<void()>&
                  CUDA_SUCCESS);
 }
 
-// Called inside every kernel function, while its operator is open.
+// Every kernel function calls this, while its operator is open.
 std::function<void(const std::vector<at::Tensor>&)> g_inside;
 
 void fill(const at::Tensor& self, int64_t seed) {
@@ -299,7 +299,7 @@ TEST_F(CudaGateTest, OpsOnSeveralStreamsWaitForWhatIsBroughtBack) {
   run({{"chaos", "3"}, {"chaos_probability", "0.5"}}, [] {
     const std::array<CUstream, 2> streams = {g_cuda.streams[0], make_stream(0)};
     run_program([&](size_t op) {
-      // As with wait_stream(): the streams take turns, each after the other's earlier work.
+      // The streams take turns, each after the other's earlier work, as with wait_stream().
       const CUstream next = streams.at(op % 2), last = g_cuda.streams[0];
       if (next == last) return;
       const DriverApi& api = g_cuda.driver->api();

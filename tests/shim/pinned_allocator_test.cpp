@@ -254,7 +254,8 @@ TEST_F(PinnedAllocatorTest, APoolKeepsWhatItsGraphUsed) {
   EXPECT_NE(text_of([&] { (void)allocate(kBudget); }).find("CUDA graphs keep another 128 KiB"),
             std::string::npos);
   EXPECT_EQ(g_current.synchronize_count, 0);
-  // Once released, it is available when memory is short, after a wait for the device.
+  // Once the pool is released, its memory is available when memory is short, after a wait for the
+  // device.
   host_->release_pool(graph);
   EXPECT_EQ(allocate(kBudget).get(), of_graph);
   EXPECT_EQ(g_current.synchronize_count, 1);

@@ -2,8 +2,9 @@
 """A disk that fails or lies, by a seeded matrix of faults, on both ways to the disk.
 
 On the threads channel a preloaded library makes the calls fail (faults.cpp). On io_uring a file
-system in user space does (lying_disk.py). What tencache must get over gives the right bits; what
-it cannot, the right bits or a clear message, which names the place where bytes were lost.
+system in user space does (lying_disk.py). What tencache must get over gives the right bits. What it
+cannot get over gives the right bits or a clear message, which names the place where bytes were
+lost.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Case:
 
 OFTEN = (100, 1000, 5000, ALWAYS)
 SELDOM = (20, 100, 1000)
-# What both ways can do.
+# The cases that both ways have.
 COMMON = (
     Case("read-eio", (20, 100, 1000, ALWAYS)),
     Case("read-short", OFTEN),
@@ -98,7 +99,7 @@ class DiskFaults(Soak):
             delay_us=case.delay_us,
         )
         options = ways_to_move(chance)
-        # Where it can only end in an error, do not wait for long.
+        # Where the run can only end in an error, do not wait for long.
         options["TENCACHE_DISK_WAIT"] = "0" if faults.chance == ALWAYS else "1s"
         done, made = self.run(faults, options)
         digest = self.zygote.digest(train_job(self, STEPS, {}))

@@ -78,7 +78,7 @@ constexpr size_t kPageBytes = 4096;
 constexpr size_t kOddBytes = 904;
 constexpr off_t kElsewhereBytes = 1 << 20;
 
-// Set by soak_fail_disk() before the program makes threads, except for the counters.
+// soak_fail_disk() sets these before the program makes threads. The counters change later.
 const Kind* g_kind = nullptr;
 uint64_t g_chance = 0;  // of 10,000 calls
 int64_t g_skip = 0;     // this many calls first go well

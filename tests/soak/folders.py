@@ -75,7 +75,7 @@ class LoopFolder(Folder):
             self.path.rmdir()
 
     def check(self) -> str:
-        """Unmounts it, which needs that nobody has a file open; asks e2fsck; mounts it again."""
+        """Unmounts the disk, which needs that no file is open; asks e2fsck; mounts it again."""
         try:
             self._unmount()
             _command("e2fsck", "-f", "-n", str(self._image))
@@ -145,7 +145,7 @@ class LyingFolder:
         try:
             yield self.path
         finally:
-            # Lazily: a ring may hold the file for a moment.
+            # The unmount is lazy: a ring may hold the file for a moment.
             subprocess.run(["umount", "--lazy", str(self.path)], capture_output=True)
             try:
                 output, errors = process.communicate(timeout=PATIENCE_S)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file system in user space whose disk fails or lies, by the kernel's FUSE protocol.
 
-It stands where a preloaded library cannot: under io_uring, O_DIRECT and mappings. One flat
-directory; a file's bytes lie in a memfd of this process. It answers one request after the other,
-so that which of them fail follows from the seed and the order of requests. It ends when it is
-unmounted.
+The file system stands where a preloaded library cannot: under io_uring, O_DIRECT and mappings. It
+has one flat directory; a file's bytes lie in a memfd of this process. It answers one request after
+the other, so that which of them fail follows from the seed and the order of requests. It ends when
+it is unmounted.
 
 Usage (root): lying_disk.py FOLDER JSON, where the object has kind, seed, chance (of 10,000 calls),
 skip (how many calls go well first), most (faults) and delay_us. "mounted" on stdout says that it is

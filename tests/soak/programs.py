@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that the soaks disturb. Each prints `DIGEST`, the same on stock PyTorch.
 
-They are small, and exceed the budgets of `rounds.py`. They run in a forked child of the zygote,
-which has imported this file; so it runs no op when it is imported.
+The programs are small, and exceed the budgets of `rounds.py`. They run in a forked child of the
+zygote, which has imported this file; so it runs no op when it is imported.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def fork_storm(marks: Marks, *, device: str, steps: int, ways: list[str]) -> Non
     ]
     wanted = digest_of(kept)
     training = Training(device)
-    # The first step before any fork: it initialises static variables, which registers their
+    # The first step comes before any fork: it initialises static variables, which registers their
     # destructors. A child that is forked at such a moment of another thread hangs in exit(), since
     # the C library does not free its lock there, whatever allocator a program has.
     training.step(0)
@@ -145,7 +145,7 @@ def start_child(marks: Marks, kept: list[torch.Tensor], wanted: str, way: str) -
     """Forks a child that looks at the tensors and ends in this way; returns its number."""
     child = os.fork()
     if child == 0:
-        # Its child looks, once this one has ended.
+        # The child of this child looks, once this one has ended.
         if way == "parent first":
             outlive(marks, kept, wanted)
         else:

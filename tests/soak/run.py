@@ -49,7 +49,8 @@ FAILURES_SHOWN = 5  # of one soak; a soak with more is given up
 
 WIDTH = 120  # of the table, where the output is no terminal
 
-# Set when the soaks shall end after the rounds under way: one has raised, or the user asks for it.
+# This is set when the soaks shall end after the rounds under way: one has raised, or the user asks
+# for it.
 stopping = threading.Event()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
 

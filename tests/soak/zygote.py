@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """How it ended. `status` is negative if a signal ended it."""
+    """How a program ended. `status` is negative if a signal ended it."""
 
     status: int
     in_time: bool

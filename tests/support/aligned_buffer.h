@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AlignedBuffer: owned, zeroed memory that O_DIRECT accepts. Copies nothing; one owner.
+// AlignedBuffer: owned, zeroed memory that O_DIRECT accepts. It copies nothing and has one owner.
 #pragma once
 
 #include <sys/mman.h>

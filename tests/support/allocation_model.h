@@ -5,7 +5,7 @@
 // code and through system calls. For every allocation it holds a plain copy of the bytes that must
 // be there, and compares at each access. The engine below may evict, fetch and fail as it likes.
 //
-// One thread an object; several objects may share an engine.
+// Threads: one an object; several objects may share an engine.
 #pragma once
 
 #include <cstdint>

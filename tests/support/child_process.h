@@ -20,7 +20,7 @@ int run_in_child(const std::function<void()>& body);
 inline constexpr int kSkipped = 77;
 
 /// From now on the kernel answers the system call with this errno, in this process and its
-/// children. False when the kernel does not allow filters.
+/// children. Returns false when the kernel does not allow filters.
 bool deny_syscall(int number, int error_number);
 
 /// The same, only for calls in which argument `index` (from 0) has all bits of `mask` set.

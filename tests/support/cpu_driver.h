@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The interface through which the suite of every backend (tests/allocator/backends_test.cpp) uses a
-// backend, and CpuDriver, which implements it for the cpu backend: an engine whose budget is so
-// many tensors, ops that write or look for a pattern, and the wait that must come before a look at
-// states. CudaDriver (support/cuda/cuda_driver.h) has the same members. Several threads work side
-// by side on lanes: streams where the backend has them.
+// backend, and CpuDriver, which implements it for the cpu backend: an engine whose budget is a
+// number of tensors, ops that write or look for a pattern, and the wait that must come before a
+// look at states. CudaDriver (support/cuda/cuda_driver.h) has the same members. Several threads
+// work side by side on lanes: streams where the backend has them.
 //
 // Threads: as Engine; each lane on one thread at a time.
 #pragma once

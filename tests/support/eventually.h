@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// eventually(): waits for the work of another thread or of the kernel. Any thread.
+// eventually(): waits for the work of another thread or of the kernel. Threads: any.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FakePinner: a HostPinner that records pins and refuses on demand. It fails the test when memory
-// is pinned twice, unpinned without being pinned, or pinned without being present. Any thread.
+// is pinned twice, unpinned without being pinned, or pinned without being present. Threads: any.
 #pragma once
 
 #include <gtest/gtest.h>

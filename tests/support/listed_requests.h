@@ -33,8 +33,8 @@ class ListedRequests final : public RequestSource {
   std::deque<MoveRequest> requests_;
 };
 
-/// Fetches as many of them as there is room for, and returns the number of finished requests.
-/// `lacking_bytes` is the room that the next one needs and does not find.
+/// Fetches as many of the requests as there is room for, and returns the number of finished
+/// requests. `lacking_bytes` is the room that the next one needs and does not find.
 inline size_t prefetch(Mover& mover, std::span<const MoveRequest> requests,
                        uint64_t* lacking_bytes = nullptr) {
   ListedRequests listed(requests);

@@ -82,7 +82,7 @@ class PlanCursorFixture : public ::testing::Test, protected PlanSink {
   void play_step(uint32_t first_op = 1) {
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) play(tick, first_op);
   }
-  /// Its ticks are ops within an op that is still open.
+  /// Plays a step whose ticks are ops within an op that is still open.
   void play_step_in_one_op() {
     for (size_t tick = 0; tick < 2 * kLayers; ++tick) open(tick);
   }

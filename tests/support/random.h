@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One seed for every randomized test: taken from TENCACHE_TEST_SEED when that is set, else from the
-// clock, and printed, so that a failing run can be repeated. Not thread-safe: one generator a
-// thread.
+// clock, and printed, so that a failing run can be repeated. A generator is not thread-safe: each
+// thread has its own.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,8 @@ class Random {
   /// `stream` tells several generators of one test apart.
   explicit Random(uint64_t stream = 0) : generator_(test_seed() * 1'000'003 + stream) {}
 
-  /// The same numbers in every run, where a figure must not change from run to run.
+  /// A generator of the same numbers in every run, for a figure that must not change from run to
+  /// run.
   static Random fixed(uint64_t seed) { return Random(std::mt19937_64(seed)); }
 
   uint64_t next() { return generator_(); }

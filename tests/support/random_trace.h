@@ -2,7 +2,7 @@
 //
 // Traces for tests: small random ones, with persistent tensors, tensors that come and go within a
 // period and tensors that live across its border; and training steps of a transformer of any size,
-// which benchmarks plan too. Also a machine whose times are easy to work out by hand.
+// which benchmarks plan too. There is also a machine whose times are easy to work out by hand.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SmallFileSystem: an ext4 of a few MiB in an image file, mounted on a fresh directory, for disks
-// that are really full. Needs root and loop devices; is_mounted() tells whether it worked, and a
+// that are really full. It needs root and loop devices; is_mounted() tells whether it worked, and a
 // test skips itself otherwise.
 #pragma once
 
@@ -23,7 +23,7 @@ class SmallFileSystem {
     const std::string image = directory_.path() + "/image";
     const std::string quiet = " >/dev/null 2>&1";
     path_ = directory_.path() + "/mounted";
-    // Without a journal and reserved blocks, so that nearly all of it can be filled.
+    // Without a journal and reserved blocks nearly all of the disk can be filled.
     const std::string make = "PATH=$PATH:/usr/sbin:/sbin mkfs.ext4 -q -F -m 0 -O ^has_journal " +
                              image + " " + std::to_string(bytes / kKiB) + "k" + quiet;
     is_mounted_ = mkdir(path_.c_str(), 0700) == 0 && std::system(make.c_str()) == 0 &&

@@ -19,11 +19,11 @@ from tencache.integrations._figures import StepFigures
 class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     """Adds the figures of `StepFigures.take` to the Trainer's logs of training.
 
-    Its last log, which sums up the training, gets those of `StepFigures.total`.
+    The Trainer's last log, which sums up the training, gets those of `StepFigures.total`.
 
-    They are then in `trainer.state.log_history` and in the progress bar. The Trainer tells its
-    callbacks one after another, reporters such as TensorBoard or Weights & Biases before those that
-    a program passes as `callbacks=[...]`. So use `add_to`, which puts this one first: then the
+    The figures are then in `trainer.state.log_history` and in the progress bar. The Trainer tells
+    its callbacks one after another, reporters such as TensorBoard or Weights & Biases before those
+    that a program passes as `callbacks=[...]`. So use `add_to`, which puts this one first: then the
     reporters have the figures, too.
 
     In a distributed run the figures are those of the process that reports.
@@ -46,7 +46,7 @@ class TencacheCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **others: Any
     ) -> None:
-        """Adds what happened since the log before; to the last one, which sums up, the totals.
+        """Adds what happened since the log before; adds the totals to the last one, which sums up.
 
         What an evaluation costs is in the next log of the training.
         """

@@ -3,8 +3,8 @@
 // Random programs for the BlockPool, against a model that knows only addresses and bytes. A kernel
 // of its stream writes every block; kernels of that and other streams read it; it is freed while
 // they are queued. So premature reuse shows: a kernel finds bytes that it did not write, or, under
-// ThreadSanitizer, two kernels race. On one thread with faults and captures, and on several threads
-// that free each other's blocks.
+// ThreadSanitizer, two kernels race. The programs run on one thread with faults and captures, and
+// on several threads that free each other's blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -90,7 +90,7 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   }
 
   // Avoids flooding the simulated streams and this machine's memory. Captures would not let this
-  // thread call the driver for it.
+  // thread ask the driver to wait.
   void throttle(CUstream stream) {
     if (driver_->unfinished(stream) < 100) return;
     while (driver_->unfinished(stream) > 0) std::this_thread::yield();
@@ -150,8 +150,8 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   std::map<CUdeviceptr, Held> held_then_;
 };
 
-// Takes a state, or goes back to the one that was taken last. Then it may be impossible: a trim has
-// given a segment back, or a stream captures. The blocks hold what was written to them since.
+// Takes a state, or goes back to the one that was taken last. Going back may be impossible: a trim
+// has given a segment back, or a stream captures. The blocks hold what was written to them since.
 void BlockPoolFuzzTest::remember_or_restore(Random& random, std::map<CUdeviceptr, Held>& held) {
   if (random.chance(0.5)) {
     state_ = pool_->segments();

@@ -222,7 +222,7 @@ TEST_F(BlockPoolTest, AFreeSegmentChangesToTheSharedBitOnlyWhenItIsIdle) {
   free(address);
   free(other);
   driver_->wait_until_idle();
-  // Back from the shared bit: free memory there is idle.
+  // The segment comes back from the shared bit, whose free memory is idle.
   EXPECT_GT(pool_->trim(1), 0u);
   const CUdeviceptr again = allocate(20 * kMiB, main_);
   EXPECT_EQ(driver_->calls("cuStreamWaitEvent"), 0u);
@@ -273,7 +273,7 @@ TEST_F(BlockPoolTest, WhatGoesBackIsIdle) {
   const CUdeviceptr first = allocate(kBytes, main_);
   const CUdeviceptr large = allocate(2 * kMiB, side_);
   const CUdeviceptr used = allocate(kBytes, side_);
-  // If unmapped too early, the kernel would fail the context.
+  // If the memory were unmapped too early, the kernel would fail the context.
   ASSERT_EQ(driver_->launch(
                 main_, {{first, kBytes}},
                 [first] { memset(reinterpret_cast<void*>(first), 1, kBytes); }, milliseconds(20)),
@@ -298,7 +298,7 @@ TEST_F(BlockPoolTest, WhatIsKnownToBeIdleGoesBackWithoutAWait) {
   driver_->hold(main_);
   free(first);
   free(large);
-  // The first time makes the marks.
+  // The first call makes the marks.
   EXPECT_TRUE(eventually([&] { return pool_->trim_idle(~uint64_t{0}) == 20 * kMiB; }));
   EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u) << "its stream is busy";
   EXPECT_EQ(driver_->calls("cuEventSynchronize"), 0u);
@@ -369,7 +369,7 @@ TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
     driver_->wait_until_idle();
     free(allocate(20 * kMiB, main_));
     free(allocate(20 * kMiB, side_));
-    // So that the same calls are made each time.
+    // While both streams are held, each run makes the same calls.
     driver_->hold(main_);
     driver_->hold(side_);
     EXPECT_EQ(pool_->trim_idle(~uint64_t{0}), 0u);
@@ -449,7 +449,7 @@ TEST_F(BlockPoolTest, AfterAFailureOfTheContextNothingIsGivenBack) {
   EXPECT_EQ(source_->bytes(), 22 * kMiB);
 }
 
-// An earlier state.
+// ---- An earlier state --------------------------------------------------------------------------
 
 TEST_F(BlockPoolTest, AnEarlierStateHasItsBlocksAtTheirAddresses) {
   const CUdeviceptr dead = allocate(kBytes, main_);

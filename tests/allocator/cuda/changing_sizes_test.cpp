@@ -282,7 +282,8 @@ TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamLeavesTheCacheAlone) {
   engine_.driver().let_go();
 }
 
-// Nor does it count against a new frame: else the thread would wait for the device, which is held.
+// Nor does such memory count against a new frame: else the thread would wait for the device, which
+// is held.
 TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamDelaysNobody) {
   const CUstream stream = engine_.make_stream();
   const CUstream other = engine_.make_stream();

@@ -71,7 +71,7 @@ class CopyKernelTest : public ::testing::Test {
 };
 
 TEST_F(CopyKernelTest, EveryByteArrivesAndNoOther) {
-  // Several blocks, fewer than there are chunks.
+  // 24 multiprocessors make several blocks, but fewer than there are chunks.
   start({.attributes = {{CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 24}}});
   ASSERT_TRUE(create().is_ok());
   Random random;

@@ -142,7 +142,7 @@ TEST_F(CopyPauseTest, AnArenaPausesCopiesWhileItMaps) {
   driver_.set_latency("cuMemSetAccess", milliseconds(50));
   std::thread mapping([&] { EXPECT_TRUE(arena.value()->map({&place, 1}).is_ok()); });
   while (driver_.calls("cuMemSetAccess") == calls) std::this_thread::yield();
-  // Otherwise this kernel would begin before it has access.
+  // If the stream were not held back, this kernel would begin before it has access.
   pause_->hold_back(pausing_->handle());
   std::atomic<char> seen = 1;
   ASSERT_EQ(driver_.launch(pausing_->handle(), {{place.address, 2 * kMiB}},
@@ -155,7 +155,7 @@ TEST_F(CopyPauseTest, AnArenaPausesCopiesWhileItMaps) {
   frames.give_back(frame.value());
 }
 
-// Twice, so that the watcher falls asleep and copies are held anew in between.
+// The test does this twice, so that the watcher falls asleep and copies are held anew in between.
 TEST_F(CopyPauseTest, CopiesThatWereHeldForTooLongGoOn) {
   constexpr milliseconds kPatience{2};
   start(kPatience);
@@ -176,7 +176,7 @@ TEST_F(CopyPauseTest, CopiesThatWereHeldForTooLongGoOn) {
   }
 }
 
-// However many threads pause, one after the other.
+// Copies are held for no longer, however many threads pause, one after the other.
 TEST_F(CopyPauseTest, PausesThatOverlapDoNotAddUp) {
   start(milliseconds(2));
   std::optional<CopyPause::Scope> scopes[2];

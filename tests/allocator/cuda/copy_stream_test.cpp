@@ -151,7 +151,7 @@ TEST_F(CopyStreamTest, AnEventThatIsUsedAgainStillHoldsBackWhoWaitedForIt) {
   CUstream other = nullptr;
   ASSERT_EQ(api().cuStreamCreateWithPriority(&other, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
   ASSERT_TRUE(mark_program().hold_back(other).is_ok());
-  // Reuses the event for a stream with nothing to do.
+  // This reuses the event for a stream with nothing to do.
   ASSERT_TRUE(mark_of(*up_).wait().is_ok());
   ASSERT_EQ(driver_->launch(other, {}, [&] { was_done = is_done.load(); }), CUDA_SUCCESS);
   driver_->wait_until_idle();
@@ -188,7 +188,7 @@ TEST_F(CopyStreamTest, EveryRefusedCallIsAStatus) {
           [&] { return up_->to_device(device_->address(), host_->data(), kBytes); });
 }
 
-// Otherwise memory would go to others while a copy is under way.
+// If the wait were given up, memory would go to others while a copy is under way.
 TEST_F(CopyStreamTest, AWaitThatIsRefusedOnceIsAskedForAgain) {
   start();
   for (const char* name : {"cuStreamSynchronize", "cuCtxGetCurrent"}) {

@@ -74,7 +74,7 @@ class CudaAheadTest : public ::testing::Test {
     EXPECT_NE(requests[0].queued, nullptr);
     return requests;
   }
-  /// How many left.
+  /// Carries out the requests, and returns how many extents have left.
   uint64_t evict_requested(const std::vector<MoveRequest>& requests) {
     ListedEvictions source(requests);
     mover().evict_requested(source);
@@ -217,7 +217,7 @@ TEST_F(CudaAheadTest, OutdatedRequestsAreNotCarriedOut) {
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
 
-// Its op was queued before it had come, so it may still be arriving when the request's turn comes.
+// The tensor's op was queued before it had come; it may be arriving when the request's turn comes.
 TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   start();
   char* tensor = allocate();
@@ -240,7 +240,7 @@ TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-/// Does as it is told by a test.
+/// Does what a test tells it.
 class EvictionScript final : public EvictionSource {
  public:
   using Take = std::function<std::vector<MoveRequest>(uint64_t bytes_under_way)>;
@@ -299,7 +299,7 @@ TEST_F(CudaAheadTest, WhatIsRequestedMeanwhileFollowsWithoutAGap) {
   EvictionScript source(
       [&](uint64_t bytes) -> std::vector<MoveRequest> {
         bytes_under_way.push_back(bytes);
-        // Twice it has nothing, and is asked again while the first copy is under way.
+        // Twice the source has nothing, and is asked again while the first copy is under way.
         if (bytes_under_way.size() == 2 || bytes_under_way.size() == 3) return {};
         if (requested == 3) engine_->driver().let_go();
         if (requested == tensors.size()) return {};
@@ -399,7 +399,7 @@ TEST_F(CudaAheadTest, RoomOfAPassIsToldInParts) {
   }
   const auto copies = [this] { return engine_->driver().calls("cuMemcpyDtoHAsync"); };
   const uint64_t copies_before = copies();
-  // The first of two evictions, which begin with a piece.
+  // Only the pieces of the first of two evictions may begin.
   engine_->driver().hold_copies(kLargeBytes / CopyPause::kPieceBytes);
   char* much = nullptr;
   char* little = nullptr;

@@ -68,7 +68,8 @@ class FaultyProgram {
       }
       engine_.wait_until_idle();  // the next round uses another stream, and no eviction need wait
     }
-    // Freed while another stream may use it; the next one takes handles of several.
+    // The tensors are freed while another stream may use them; the next one takes handles of
+    // several.
     for (char* tensor : tensors_) engine_.free(tensor);
     const Result<void*> large = engine_->allocate(5 * kBytes, stream_);
     if (large.is_ok()) engine_.free(large.value());

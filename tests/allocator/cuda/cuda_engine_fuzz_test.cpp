@@ -233,8 +233,8 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
         }
         if (has_slow_link) config.probe_bytes = 2 * kMiB;
         config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
-        // Runs without a compiler for the hash. With chaos, every extent that may leave does so at
-        // the end of every tenth op.
+        // Some runs have no compiler for the hash. With chaos, every extent that may leave does so
+        // at the end of every tenth op.
         if (!has_nvrtc) config.nvrtc.reset();
         if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
       },

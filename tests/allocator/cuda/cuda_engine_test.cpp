@@ -90,7 +90,7 @@ TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   EXPECT_EQ(engine_->driver().calls("cuMemcpyDtoHAsync"), copies);
   EXPECT_EQ(engine_->stats().clean_dropped_bytes, kBytes);
   engine_->check(stream_, tensor, kBytes, 1);
-  // After a write it is copied again.
+  // After a write the tensor is copied again.
   engine_->write(stream_, tensor, kBytes, 2);
   engine_->wait_until_idle();
   EXPECT_TRUE(engine_->evict(tensor));
@@ -99,7 +99,8 @@ TEST_F(CudaEngineTest, CleanTensorsLeaveWithoutACopy) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// A kernel that no gate announced wrote it: the hash shows that, and the new bytes are copied.
+// A kernel that no gate announced wrote the tensor: the hash shows that, and the new bytes are
+// copied.
 TEST_F(CudaEngineTest, UnannouncedWritesAreFound) {
   start();
   char* tensor = allocate();
@@ -154,7 +155,7 @@ TEST_F(CudaEngineTest, EvictionWaitsForEveryStreamThatUsedIt) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// The simulated driver ends the process when it is asked about such a stream.
+// The simulated driver ends the process when it is asked about a destroyed stream.
 TEST_F(CudaEngineTest, EvictionWaitsForTheWorkOfADestroyedStream) {
   start();
   CUstream other = engine_->make_stream();
@@ -244,8 +245,8 @@ TEST_F(CudaEngineTest, FullHostTierIsAnOutOfMemoryError) {
   }
 }
 
-// The thread goes on, and the device waits, as often as it takes to see it wait for a while,
-// however busy the machine is.
+// The thread goes on, and the device waits. The test repeats this until a wait of the device's
+// shows, however busy the machine is.
 TEST_F(CudaEngineTest, FetchedAheadAndStillOnItsWayIsLate) {
   start();
   char* tensor = allocate();
@@ -557,7 +558,7 @@ TEST_F(CudaEngineTest, LinkIsMeasuredBeforehand) {
   EXPECT_GT(to_host, 0.0);
   EXPECT_LE(to_host, 2.02 * static_cast<double>(kGiB));
   EXPECT_EQ((*engine_)->budget().used(), 0u);
-  // It shows in no figure of the program.
+  // The measurement shows in no figure of the program.
   EXPECT_EQ(engine_->device().view().uses().all.bytes.peak, 0u);
   EXPECT_EQ(engine_->device().view().uses().all.bytes.added, 0u);
   EXPECT_EQ(engine_->stats().peak_device_bytes, 0u);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies that resident tensors have in host memory: they save a copy when the tensor leaves again,
-// make room for what must leave, and go when the tensor is freed. Over the simulated driver.
+// Copies that resident tensors have in host memory, over the simulated driver: they save a copy
+// when the tensor leaves again, make room for what must leave, and go when the tensor is freed.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -14,7 +14,7 @@ namespace {
 
 class SpareCopiesTest : public SpillFixture {
  protected:
-  /// With room for so many tensors in host memory, and no disk below it.
+  /// Starts with room for this many tensors in host memory, and no disk below it.
   void start(uint64_t host_tensors) {
     SpillFixture::start([host_tensors](CudaEngineConfig& config) {
       config.host->budget_bytes = host_tensors * kBytes;

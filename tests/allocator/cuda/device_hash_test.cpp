@@ -77,7 +77,7 @@ DeviceHash hash_of(const Bytes& bytes) { return hash_of(bytes.data(), bytes.size
 
 // ---- A plain reference ---------------------------------------------------------------------
 
-// As in the paper, one word after another.
+// Computes Philox as in the paper, one word after another.
 std::vector<uint32_t> reference_philox(std::vector<uint32_t> counter, uint64_t key) {
   auto low = static_cast<uint32_t>(key);
   auto high = static_cast<uint32_t>(key >> 32);
@@ -277,7 +277,7 @@ TEST(DeviceHashTest, AChangeOfOneBitChangesHalfOfTheHash) {
     changed_bits += __builtin_popcountll(before.low ^ after.low) +
                     __builtin_popcountll(before.high ^ after.high);
   }
-  // 64 of 128, with a standard deviation of 5.7 / sqrt(1000) over the rounds.
+  // 64 of 128 bits change, with a standard deviation of 5.7 / sqrt(1000) over the rounds.
   EXPECT_NEAR(changed_bits / double{kRounds}, 64, 1.5);
 }
 

@@ -204,7 +204,7 @@ TEST_F(DeviceHasherTest, EveryRefusedCallOfCreateIsAStatus) {
       expect_refused(name);
     }
   }
-  // Fails the first call of each scope; its second restores the mode, and its error is ignored.
+  // The first call of each scope fails; the second restores the mode, and its error is ignored.
   for (const uint64_t nth : {1, 3}) {
     driver_->fail("cuThreadExchangeStreamCaptureMode", nth, CUDA_ERROR_UNKNOWN);
     expect_refused("cuThreadExchangeStreamCaptureMode");

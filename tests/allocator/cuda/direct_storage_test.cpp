@@ -182,7 +182,7 @@ class DirectFetchTest : public SpillFixture {
     stop();
     EXPECT_EQ(cufile_.leaks(), 0u);
   }
-  /// Everything is cold; the first `kDiskTensors` are on disk alone.
+  /// Starts with everything cold; the first `kDiskTensors` are on disk alone.
   void start_cold(const TestCudaEngine::Adjust& adjust = {}) {
     start([&](CudaEngineConfig& config) {
       config.cufile = cufile_.api();
@@ -217,7 +217,7 @@ TEST_F(DirectFetchTest, AheadOfUseTooAndItsSlotIsASpareCopy) {
   EXPECT_EQ(engine_->state(tensors_[0]), ExtentState::kResident);
   check(0);
   EXPECT_EQ(engine_->stats().early_fetches, 1u);
-  // It was only read, so it leaves without a copy and without a write.
+  // The tensor was only read, so it leaves without a copy and without a write.
   const uint64_t written_bytes = engine_->stats().disk_written_bytes;
   ASSERT_TRUE(engine_->evict(tensors_[0]));
   EXPECT_EQ(engine_->stats().disk_written_bytes, written_bytes);

@@ -2,8 +2,8 @@
 //
 // Where the driver must not be called: in a forked child, and once the process exits. Every object
 // of the cuda backend is made, then used and destroyed there; the simulated driver counts the
-// calls. Exits and a driver that is shut down end the process, so they run in fresh processes. Also
-// the state in which a refused call scope leaves its thread.
+// calls. Exits and a driver that is shut down end the process, so they run in fresh processes. The
+// last tests look at the state in which a refused call scope leaves its thread.
 #include "platform/cuda/driver_use.h"
 
 #include <gmock/gmock.h>
@@ -62,7 +62,7 @@ struct DriverObjects {
     EXPECT_TRUE(arena->unmap(arena->base(), kUnit).is_ok());
     pool->give_back(frame);
   }
-  // After finish(), or where the driver must not be called; objects in use then stay so.
+  // Call it after finish(), or where the driver must not be called; objects in use then stay so.
   void destroy_all() {
     pinner->unpin(memory, sizeof memory);
     stream.reset();

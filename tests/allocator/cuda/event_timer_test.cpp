@@ -2,8 +2,8 @@
 //
 // EventTimer over the simulated driver: a span is as long as the device's work between its moments.
 // A stream that captures a graph, is gone or is refused a call is not timed and not harmed. Memory
-// is bounded and events are reused. Then with a whole engine: in the learned period, ops that are
-// only queued have the device's times, however fast the host is.
+// is bounded and events are reused. The last test has a whole engine: in the learned period, ops
+// that are only queued have the device's times, however fast the host is.
 #include "engine/gate/event_timer.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 //
 // FramePool: frames of any size are built from handles that exist, the limit and the GPU's own
 // capacity hold, a handle goes only for one of another size, and a refusal of the driver leaves the
-// pool as it was. Random steps against a reference model, and several threads at once.
+// pool as it was. Random steps run against a reference model, and several threads at once.
 #include "platform/cuda/frame_pool.h"
 
 #include <gtest/gtest.h>
@@ -393,7 +393,7 @@ TEST_F(FramePoolTest, ThreadsThatShareTheRoomNeverFindItMissing) {
     threads.emplace_back([this, number] {
       Random random(static_cast<uint64_t>(number));
       for (int step = 0; step < 500; ++step) {
-        // At most a quarter of the limit each, so it must be there.
+        // Each thread takes at most a quarter of the limit, so the frame must be there.
         const Result<Frame> frame = pool_->take(random.between(1, 4) * kUnit);
         ASSERT_TRUE(frame.is_ok()) << frame.status().message();
         pool_->give_back(frame.value());

@@ -26,7 +26,7 @@ TEST_F(HostAheadTest, NeededNextIsReadAhead) {
   evict(8);
   need_in_order();
   for (uint64_t index = 0; index < tensors_.size(); ++index) {
-    // Nothing asks for it; the fetch of the previous one makes the thread look again.
+    // Nothing asks for the tensor; the fetch of the previous one makes the thread look again.
     ASSERT_TRUE(eventually([&] { return has_block(index); })) << index;
     EXPECT_EQ(engine_->prefetch({tensors_[index]}), 1u);
     settle();
@@ -151,7 +151,7 @@ TEST_F(HostAheadTest, ThreadKeepsHostMemoryFree) {
   allocate(8);
   for (uint64_t index = 0; index < 8; ++index) {
     ASSERT_TRUE(engine_->evict(tensors_[index]));
-    // Without the thread all of it would be in use.
+    // Without the thread all of host memory would be in use.
     EXPECT_TRUE(eventually([&] {
       return engine_->device().host()->stats().asked_bytes <= (kHostTensors - 1) * kBytes;
     })) << index;

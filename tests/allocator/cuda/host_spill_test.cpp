@@ -213,7 +213,7 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   allocate(5);
   evict(5);
   ASSERT_TRUE(is_on_disk_alone(0));
-  // A fetch ahead may not.
+  // A fetch ahead may not exceed it.
   engine_->prefetch({tensors_[0]});
   EXPECT_TRUE(is_on_disk_alone(0));
   check(0);
@@ -241,7 +241,7 @@ TEST_F(HostSpillTest, OpReadsTheDiskInParts) {
   EXPECT_EQ(engine_->differences(), 0u);
 }
 
-// Those that find no room until others have come back do not look for it one after another.
+// Extents that find no room until others have come back do not look for it one after another.
 TEST_F(HostSpillTest, OneThatFindsNoRoomTellsForTheOthersOfItsOp) {
   start();
   allocate(12);
@@ -324,7 +324,7 @@ TEST_F(HostSpillTest, FailedWritesCostNothing) {
       allocate(6);
       evict(4);
       faults_->clear();
-      // It is tried again once nothing else can leave.
+      // A failed write is tried again once nothing else can leave.
       faults_->add({.first = piece, .count = 2, .error_number = error_number});
       EXPECT_FALSE(engine_->evict(tensors_[4]));
       EXPECT_EQ(engine_->state(tensors_[4]), ExtentState::kResident);

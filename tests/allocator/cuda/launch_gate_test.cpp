@@ -193,7 +193,7 @@ TEST_F(LaunchGateTest, WhatNoOpHasNamedCostsNoOpAndItsStreamIsKnownLater) {
   CUstream other = known_stream();
   engine_.driver().hold(other);
   EXPECT_FALSE(launch(other, {{workspace, kExtent, 4, true}}));
-  // From now on it may leave, but not before the other stream is done with it.
+  // From now on the workspace may leave, but not before the other stream is done with it.
   engine_.op(stream_, {});
   const std::vector<Access> accesses = {{workspace, AccessMode::kRead}};
   engine_->open_op(0, accesses, stream_);
@@ -289,7 +289,7 @@ TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
   EXPECT_TRUE(extent(unnamed).has(kFlagKeepResident));
   engine_.free(a);
   engine_.free(unnamed);
-  // Its memory is reused for another size.
+  // The freed memory is reused for another size.
   char* larger = allocate(TestCudaEngine::kBudgetBytes - kExtent);
   finish();
   engine_.free(larger);

@@ -47,8 +47,8 @@ bool is_loaded() {
   return false;
 }
 
-// These two come first, because a library stays loaded once it was found. No file can be opened
-// here, so no library is found.
+// These two tests come first, because a library stays loaded once it was found. No file can be
+// opened here, so no library is found.
 TEST(LoadNvrtcTest, WhereThereIsNoneSaysWhatWasTriedAndTheRemedy) {
   if (is_loaded()) GTEST_SKIP() << "NVRTC is loaded already";
   const int ended = run_in_child([] {

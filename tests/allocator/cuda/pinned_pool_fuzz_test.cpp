@@ -3,8 +3,8 @@
 // Random programs for pinned memory, against a model that knows only addresses and bytes. The host
 // stamps blocks, kernels of several streams read and write them, and they are freed while these are
 // queued. So premature reuse shows: a kernel finds foreign bytes, or, under ThreadSanitizer, races.
-// On one thread with faults, captures, refused pinning and private pools, and on several threads
-// that free each other's blocks.
+// The programs run on one thread with faults, captures, refused pinning and private pools, and on
+// several threads that free each other's blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -69,7 +69,8 @@ class PinnedPoolFuzzTest : public PinnedFixture {
     stamp(held);
     return held;
   }
-  // Captures would not let this thread call the driver for it.
+  // Waits while the stream has much work left. Captures would not let this thread ask the driver to
+  // wait.
   void throttle(CUstream stream) {
     if (driver_->unfinished(stream) < 50) return;
     while (driver_->unfinished(stream) > 0) std::this_thread::yield();

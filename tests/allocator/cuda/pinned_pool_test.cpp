@@ -33,7 +33,7 @@ class PinnedPoolTest : public PinnedFixture {
 
 TEST_F(PinnedPoolTest, BytesAskedAreBytesUsed) {
   start();
-  // Rounded up to a power of two it would be 64 KiB.
+  // Rounded up to a power of two, the block would have 64 KiB.
   char* block = allocate(33 * kKiB);
   memset(block, 7, 33 * kKiB);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 4096, 0u);
@@ -46,7 +46,7 @@ TEST_F(PinnedPoolTest, BytesAskedAreBytesUsed) {
   EXPECT_EQ(figures().blocks.added, 1u);
 }
 
-// The simulated driver ends the process when it is asked about such a stream.
+// The simulated driver ends the process when it is asked about a destroyed stream.
 TEST_F(PinnedPoolTest, AStreamMayBeDestroyedBeforeTheBlockIsFreed) {
   start();
   char* block = allocate(kBlock);
@@ -167,7 +167,7 @@ TEST_F(PinnedPoolTest, MarksThatTheDriverRefusesAreMadeLater) {
       EXPECT_FALSE(pool().poll()) << name;
     }
     EXPECT_EQ(figures().waiting_count, 1u) << name;
-    // It takes two rounds if the first makes the mark.
+    // Two rounds are needed if the first makes the mark.
     for (int round = 0; round < 100 && figures().waiting_count > 0; ++round) {
       pool().poll();
       driver_->wait_until_idle();
@@ -269,8 +269,8 @@ TEST_F(PinnedPoolTest, APollAsksEachStreamOnce) {
   EXPECT_EQ(figures().waiting_count, 0u);
 }
 
-// Where the driver refuses to pin, there is memory all the same. It reports itself as pageable, and
-// copies from and to it are right.
+// Where the driver refuses to pin, there is memory all the same. That memory reports itself as
+// pageable, and copies from and to it are right.
 TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
   testing::internal::CaptureStderr();
   start({.registered_bytes_max = kChunk});
@@ -295,7 +295,7 @@ TEST_F(PinnedPoolTest, WhatCannotBePinnedIsPageable) {
   EXPECT_EQ(memcmp(pageable, third, kChunk), 0);
 }
 
-// No stream was noted for it, so no copy of a graph uses it.
+// No stream was noted for the block, so no copy of a graph uses it.
 TEST_F(PinnedPoolTest, WhatNoStreamUsedServesItsPrivatePoolAgain) {
   start();
   const uint64_t graph = pool().make_private_pool();

@@ -37,7 +37,7 @@ class RoomAndStreamsTest : public ::testing::Test {
     allocated_.push_back(engine_->allocate(bytes, stream));
     return allocated_.back();
   }
-  // Written, and idle afterwards: it may leave.
+  // Makes a tensor that is written, and idle afterwards: it may leave.
   char* allocate_idle(uint64_t bytes) {
     char* tensor = allocate(bytes, own_);
     engine_->write(own_, tensor, bytes, 1);
@@ -48,7 +48,7 @@ class RoomAndStreamsTest : public ::testing::Test {
     std::erase(allocated_, address);
     engine_->free(address);
   }
-  // Freed while this stream, which stands still from now on, still uses it.
+  // Frees the tensor while this stream, which stands still from now on, still uses it.
   void free_in_use_by(CUstream stream, char* address) {
     engine_->driver().hold(stream);
     free(address);
@@ -181,7 +181,8 @@ TEST_F(RoomAndStreamsTest, NoThreadWaitsForItself) {
   (*engine_)->gate().close();
 }
 
-// Inside an op that names its stream, memory is allocated by one that names none, as aten::empty.
+// Inside an op that names its stream, memory is allocated by one that names none, such as
+// aten::empty.
 TEST_F(RoomAndStreamsTest, RequestsGoFirstWhileTheDeviceIsBusy) {
   start();
   char* cold = allocate_idle(kQuarter);

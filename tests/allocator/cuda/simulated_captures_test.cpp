@@ -93,7 +93,7 @@ TEST_F(SimulatedCapturesTest, WorkOfACapturingStreamRunsWithEachLaunch) {
   EXPECT_EQ(buffer.data()[3 * kBytes - 1], 7);
 }
 
-// The order furthest from that of the capture, for programs that forget a dependency.
+// This order is the furthest from that of the capture, for programs that forget a dependency.
 TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends) {
   start();
   const CUstream at = capturing();
@@ -112,7 +112,7 @@ TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends)
   EXPECT_EQ(order, "adebcf");
 }
 
-// A service thread's calls, for instance.
+// A service thread may make such calls, for instance.
 TEST_F(SimulatedCapturesTest, UnsafeCallsSpoilWhatTheModesProtect) {
   start();
   std::array<char, kBytes> pageable;

@@ -153,7 +153,7 @@ class RandomProgram {
 TEST(SimulatedDriverFuzzTest, ProgramsOrderedByEventsGiveWhatTheModelGives) {
   Random random;
   for (int round = 0; round < 4; ++round) {
-    // Rounds without rates, with rates, and with one direction that is slower than the rest.
+    // The first round has no rates, the second has some; in the third one direction is slower.
     SimulatedDriver driver({.to_device_bytes_per_s = round == 0 ? 0 : 2 * kGiB,
                             .to_host_bytes_per_s = round == 2 ? 256 * kMiB : kGiB * (round > 0),
                             .copy_latency_ns = random.between(0, 20'000)});

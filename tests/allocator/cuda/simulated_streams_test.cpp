@@ -157,7 +157,7 @@ TEST_F(SimulatedStreamsTest, DestroyedStreamFinishesItsWork) {
   EXPECT_EQ(done, 5);
 }
 
-// As the real driver does, but with a word about it.
+// The real driver ends the process, too, but without a word about it.
 TEST_F(SimulatedStreamsTest, CallsThatNameADestroyedStreamEndTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   start();
@@ -406,7 +406,7 @@ TEST_F(SimulatedStreamsTest, StreamTellsWhatBecameOfItsTime) {
   const CUevent done = record(consumer);
   driver_->let_go();
   synchronize(consumer);
-  // From the end of its first kernel to the end of the producer's.
+  // The consumer stalls from the end of its first kernel to the end of the producer's.
   const double stalled_ms = std::max(elapsed_ms(stalls, produced), 0.0);
   StreamTimes times = streams.times(consumer);
   EXPECT_EQ(times.kernels, 2u);

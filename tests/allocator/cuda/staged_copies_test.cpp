@@ -2,7 +2,8 @@
 //
 // Copies of pageable memory through pinned buffers: the same bytes both ways, in order with earlier
 // and later work of the stream, from several threads that share two buffers, and with each call of
-// the driver refused. Also the whole engine where the driver pins no more than the buffers.
+// the driver refused. The last tests have a whole engine, where the driver pins no more than the
+// buffers.
 #include "engine/move/cuda/staged_copies.h"
 
 #include <gtest/gtest.h>
@@ -89,7 +90,7 @@ TEST_F(StagedCopiesTest, BytesAreTheSameBothWays) {
   {
     StagedCopies copies(*streams_[0], *ring_);
     ASSERT_TRUE(copies.to_device(device_[0]->address(), there.data(), bytes).is_ok());
-    stamp(there.data(), bytes, 6);  // it may be reused
+    stamp(there.data(), bytes, 6);  // the memory may be reused
     ASSERT_TRUE(copies.to_host(back.data(), device_[0]->address(), bytes).is_ok());
   }
   EXPECT_TRUE(has_stamp(back.data(), bytes, 5));

@@ -79,7 +79,7 @@ TEST_F(StreamNumbersTest, TheFirst63HaveABitOfTheirOwnAndTheOthersShareOne) {
     seen |= set;
   }
   EXPECT_EQ(seen, ~StreamNumbers::kShared);
-  // Enough for the table to grow several times.
+  // These are enough for the table to grow several times.
   for (size_t number = 63; number < 1000; ++number) {
     ASSERT_EQ(numbers_->set_of(handle(number)), StreamNumbers::kShared) << number;
   }

@@ -18,7 +18,7 @@ namespace {
 // Each device has a number of its own on the bus, which has 255.
 constexpr int kDevicesMax = 255;
 
-// Empty where it is not set.
+// The variable's text; empty where it is not set.
 std::string_view variable(const char* name) {
   const char* const text = getenv(name);
   return text != nullptr ? text : "";

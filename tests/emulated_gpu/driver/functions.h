@@ -6,7 +6,7 @@
 // the simulated driver's parts.
 //
 // The dynamic linker needs the names of EMULATED_ABSENT_FUNCTIONS; a call of one returns an error
-// and prints the name on stderr. Any thread but those of streams.
+// and prints the name on stderr. Threads: any but those of streams.
 #pragma once
 
 #include "support/cuda/simulated_driver.h"
@@ -93,7 +93,8 @@ CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target
 /// The addresses determine the kind of the copy.
 CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
                          size_t bytes, CUstream stream);
-/// Always no: no device reads another one's memory.
+/// Yes between two devices with EMULATED_GPU_PEERS=1; otherwise no device reads another one's
+/// memory.
 CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUdevice peer);
 CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attribute attribute,
                            CUdeviceptr address);

@@ -6,10 +6,10 @@
 //
 //   NAME SECONDS [BYTES/S]
 //
-// SECONDS for a launch, plus the time of the bytes it touches at the rate, where there is one. NAME
-// is a kernel's, `*` for all others, or NAME@BYTES for launches that touch this many bytes, which
-// distinguishes the shapes of an operator. Empty lines and lines that begin with `#` are ignored. A
-// line that cannot be read ends the process with an error that names it. Any thread.
+// A launch takes SECONDS, plus the time of the bytes it touches at the rate, where there is one.
+// NAME is a kernel's, `*` for all others, or NAME@BYTES for launches that touch this many bytes,
+// which distinguishes the shapes of an operator. Empty lines and lines that begin with `#` are
+// ignored. A line that cannot be read ends the process with an error that names it. Threads: any.
 #pragma once
 
 #include <cstdint>

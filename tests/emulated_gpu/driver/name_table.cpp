@@ -53,7 +53,7 @@ DriverApi table_functions() {
 
 // ---- The others
 
-// NVRTC looks for its cache here, and calls it without checking that it was found.
+// NVRTC asks this function for its cache, and calls it without checking that it was found.
 CUresult export_table(const void** table, const CUuuid*) {
   if (table != nullptr) *table = nullptr;
   return CUDA_ERROR_NOT_FOUND;
@@ -62,7 +62,8 @@ CUresult export_table(const void** table, const CUuuid*) {
 CUresult get_proc_address(const char* name, void** entry, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult* status);
 
-// Before CUDA 12 it had no status. For the dynamic linker the plain name still means this version.
+// Before CUDA 12 the function had no status. For the dynamic linker the plain name still means this
+// version.
 CUresult get_proc_address_v1(const char* name, void** entry, int version, cuuint64_t flags) {
   return get_proc_address(name, entry, version, flags, nullptr);
 }

@@ -2,7 +2,7 @@
 //
 // The function behind each name of the driver: one table for the exports (exports.cpp) and for
 // cuGetProcAddress. It is made when the library is loaded, without a driver, and constant from then
-// on; any thread.
+// on. Threads: any.
 #pragma once
 
 #include <string_view>

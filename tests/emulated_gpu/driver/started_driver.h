@@ -7,7 +7,7 @@
 //
 // libcuda.so.1 serves a function as Served<kKind, kFunction>::call. It asks whether the call may
 // happen, and passes it to a method of a part of the simulated driver, or to a function that takes
-// the driver first. Any thread.
+// the driver first. Threads: any.
 #pragma once
 
 #include <type_traits>

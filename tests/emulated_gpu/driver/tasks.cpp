@@ -103,7 +103,7 @@ const char* name_of_emulated(CUfunction function) { return function_names().name
 
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream) {
-  // Shared, because std::function copies its captures.
+  // The task is shared, because std::function copies its captures.
   const auto task =
       std::make_shared<QueuedTask>(parameters, stream, driver.parts().devices.current_device());
   const SimulatedMemory& memory = driver.parts().memory;

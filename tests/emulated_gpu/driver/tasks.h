@@ -6,7 +6,7 @@
 // CUDA_ERROR_ILLEGAL_ADDRESS and prints the kernel's name and the range on stderr.
 //
 // kernel_durations.h says how long a kernel takes. A graph that captured a task runs it once a
-// launch. Handles live for ever. Any thread but those of streams.
+// launch. Handles live for ever. Threads: any but those of streams.
 #pragma once
 
 #include "emulated_gpu.h"

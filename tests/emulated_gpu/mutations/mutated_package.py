@@ -32,7 +32,7 @@ LIBRARIES = (
 
 
 def changed_text(mutation: Mutation) -> str:
-    """The source with the mutation; ValueError if its text does not occur exactly once."""
+    """The source with the mutation; raises ValueError unless its text occurs exactly once."""
     text = (ROOT / mutation.source).read_text()
     if text.count(mutation.before) != 1:
         raise ValueError(
@@ -77,7 +77,7 @@ class MutatedPackage:
             changed.write_text(piece)
         swapped = {object_name: str(made_object), str(compiled): str(changed)}
         words = [swapped.get(word, word) for word in shlex.split(command["command"])]
-        # No warnings: a mutation may leave a variable or parameter unused.
+        # Warnings are off: a mutation may leave a variable or parameter unused.
         self._run([*words, "-w", f"-I{original.parent}"])
         for library in LIBRARIES:
             words = self._link_words(library)

@@ -87,8 +87,8 @@ def held_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 def held_copies() -> Iterator[None]:
     """Holds all copies.
 
-    They are released at the end, once all streams have done whatever they do without them. So work
-    that does not wait for a copy is done before it.
+    The copies are released at the end, once all streams have done whatever they do without them. So
+    work that does not wait for a copy is done before it.
     """
     driver = ctypes.CDLL("libcuda.so.1")
     torch.cuda.synchronize()
@@ -403,8 +403,8 @@ def fetched_elsewhere() -> None:
     others = [full(16, 0) for _ in range(5)]  # they make all tensors leave
     del others
     torch.cuda.empty_cache()
-    # They come back, and their copies stay. In a row, what comes next would be fetched on a guess,
-    # and whoever wants room waits for that.
+    # The tensors come back, and their copies stay. In a row, what comes next would be fetched on a
+    # guess, and whoever wants room waits for that.
     sums = {index: tensors[index].sum() for index in (2, 0, 3, 1)}
     sum_elsewhere = torch.zeros((), device="cuda")
     with held_copies():

@@ -38,7 +38,8 @@ class Communicator {
   /// Makes a communicator of the ranks that give the same color, in the order of their keys; none
   /// for a rank without a color. All ranks must call it.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>* made);
-  /// Call it before and after operations are queued in the stream, on the thread's current device.
+  /// Call the first before and the second after operations are queued in the stream, on the
+  /// thread's current device.
   ncclResult_t enter_stream(cudaStream_t stream);
   ncclResult_t mark_stream(cudaStream_t stream);
   /// A stream's thread runs the operations by this when their turn has come.
@@ -66,7 +67,7 @@ class Communicator {
   std::atomic<bool> is_running_ = false;
 
   mutable std::mutex mutex_;
-  // Guarded by mutex_.
+  // mutex_ guards all of these.
   cudaStream_t last_stream_ = nullptr;
   cudaEvent_t last_event_ = nullptr;  // after the last operation, in last_stream_
   std::map<int, Reduction> reductions_;

@@ -22,7 +22,7 @@ struct Message {
   size_t count = 0;
 };
 
-/// `what` names it in errors.
+/// `what` names the exchange in errors.
 ncclResult_t exchange(Meeting* meeting, const char* what, const std::vector<Message>& messages);
 
 }  // namespace emulated_gpu::nccl

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Each thread has one group.
 #include "group.h"
 
 #include <algorithm>
@@ -21,6 +19,7 @@ struct Group {
   ncclResult_t result = ncclSuccess;
 };
 
+// The group that this thread has open, and how many ncclGroupStart calls it is in.
 thread_local int depth = 0;
 thread_local Group open_group;
 

@@ -136,12 +136,12 @@ ncclResult_t Meeting::wait_until(const char* what, const std::function<bool()>& 
                                  const std::function<bool(int)>& is_needed) {
   std::atomic<uint32_t>& doorbell = seat(rank_).doorbell;
   for (;;) {
-    // Read before the look, so that a ring after it ends the sleep.
+    // The doorbell is read before the look, so that a ring after the look ends the sleep.
     const uint32_t seen = doorbell.load();
     if (is_done()) return ncclSuccess;
     if (is_aborted()) return ncclInternalError;
     if (const int gone = find_gone(is_needed); gone >= 0) {
-      // The work it did before it went counts.
+      // The work that the rank did before it went counts.
       if (is_done()) return ncclSuccess;
       return fail(ncclRemoteError, "rank %d waits for %s, but rank %d (process %d) has gone", rank_,
                   what, gone, seat(gone).process.load());

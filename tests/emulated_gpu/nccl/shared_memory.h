@@ -6,7 +6,7 @@
 // until it is told that all have come; from then on the mappings hold the memory.
 //
 // Fresh memory is zero, and zero is a valid initial state for its users, so the first to come has
-// nothing to prepare. Any thread.
+// nothing to prepare. Threads: any.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Place {
   uint64_t inode;  // of the file, whose number the process may have reused
 };
 
-/// Makes an empty memory file. Nothing where the system refuses.
+/// Makes an empty memory file; returns nothing where the system refuses.
 std::optional<Place> make_place();
 /// Closes the file, if this process made it.
 void close_place(const Place& place);

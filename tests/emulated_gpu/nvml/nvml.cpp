@@ -2,8 +2,8 @@
 //
 // libnvidia-ml.so.1 of the emulated GPU. torch.cuda.device_count() asks NVIDIA's management library
 // while CUDA must not start yet, and PyTorch's text for an out-of-memory error asks for processes.
-// Every other symbol of NVML is missing. A handle is a number: the ordinal plus one. No state; any
-// thread.
+// Every other symbol of NVML is missing. A handle is a number: the ordinal plus one. There is no
+// state. Threads: any.
 #include <cstdint>
 #include <cstdio>
 

@@ -82,7 +82,7 @@ void EmulatedKernel::check_arguments(const Call& call) const {
   }
 }
 
-// False where the results cannot be made before the kernel ran.
+// Returns false where the results cannot be made before the kernel ran.
 bool EmulatedKernel::try_queue(Call* call, std::vector<IValue>* results) {
   std::shared_ptr<const Shapes> shapes;
   const bool is_list = !call->arguments.empty() && call->arguments[0].isTensorList();

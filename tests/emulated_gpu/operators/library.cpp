@@ -24,7 +24,7 @@ const Installer& installer() {
   return *installed;
 }
 
-// Loading the library does this.
+// Loading the library makes the installer.
 [[maybe_unused]] const Installer& installed_when_loaded = installer();
 
 struct Scaling {

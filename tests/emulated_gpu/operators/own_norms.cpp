@@ -2,7 +2,7 @@
 //
 // CUDA's fused RMS norm, for which the CPU has only a composite. As in CUDA's kernel, half
 // precision is normalised in float, and the statistics for the backward pass are float too. Each
-// step is an operator on the device. No state; any thread may call.
+// step is an operator on the device. There is no state, and any thread may call.
 #include <limits>
 
 #include "operators/own_kernels.h"

@@ -4,7 +4,7 @@
 // The matrix products are done before: a cell gets the gates' sums and adds the biases. The
 // workspace for the backward pass holds the values of CUDA's kernels, in their order: i, f, g, o of
 // an LSTM, and r, z, n, the hidden state and its part of n of a GRU. Each step is an operator on
-// the device. No state; any thread may call.
+// the device. There is no state, and any thread may call.
 #include "operators/own_kernels.h"
 #include "operators/tasks.h"
 

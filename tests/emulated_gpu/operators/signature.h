@@ -18,7 +18,8 @@ namespace emulated_gpu::operators {
 struct Signature {
   explicit Signature(const OperatorHandle& op);
 
-  /// Whether it returns only its own arguments, none of them out=: no shape has to be found.
+  /// Whether the operator returns only its own arguments, none of them out=: no shape has to be
+  /// found.
   bool is_in_place() const { return !has_fresh && !has_out; }
 
   std::string name;

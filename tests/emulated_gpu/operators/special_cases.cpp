@@ -59,7 +59,7 @@ constexpr SpecialCase kSpecialCases[] = {
     {.name = "aten::native_layer_norm_backward", .adapt = narrow_statistics},
     {.name = "aten::nonzero", .is_waited_for = true},
     {.name = "aten::nonzero.out", .is_waited_for = true},
-    // Their Meta kernels give a plain tensor.
+    // The Meta kernels of these two give a plain tensor.
     {.name = "aten::quantize_per_tensor", .is_waited_for = true},
     {.name = "aten::quantize_per_tensor.tensor_qparams", .is_waited_for = true},
     {.name = "aten::repeat_interleave.Tensor", .is_waited_for = true},

@@ -24,7 +24,7 @@ struct SpecialCase {
   void (*adapt)(Stack* arguments) = nullptr;  // changes the arguments to those of the CPU kernel
 };
 
-/// A default one where the name is in no table.
+/// The operator's row; a default one where the name is in no table.
 SpecialCase special_case_of(std::string_view name);
 /// Whether PyTorch's own code stays: views, memory, and operators that only call others.
 bool is_kept(std::string_view name);

@@ -41,8 +41,8 @@ struct InsideOperator {
 /// The name must live for ever.
 void queue(const char* name, const Ranges& ranges, c10::DeviceIndex device,
            std::function<void()> run);
-/// Queues it and waits. Passes the callable's exception to the caller. Throws while a graph is
-/// captured.
+/// Queues the callable and waits. Passes the callable's exception to the caller. Throws while a
+/// graph is captured.
 void run_and_wait(const char* name, const Ranges& ranges, c10::DeviceIndex device,
                   const std::function<void()>& run);
 

@@ -25,7 +25,7 @@ class Blocks {
     const std::lock_guard lock(mutex_);
     blocks_[pointer] = block;
   }
-  // Nothing where no block begins there.
+  // Returns nothing where no block begins there.
   std::optional<Block> take(const void* pointer) {
     const std::lock_guard lock(mutex_);
     const auto found = blocks_.find(pointer);
@@ -175,7 +175,7 @@ EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsign
   // The other flags say what the memory is to the processor, or that it is a device's.
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
-  // With unified addressing it is always portable.
+  // With unified addressing the memory is always portable.
   return note(ready().cuMemHostRegister(pointer, bytes, flags | CU_MEMHOSTREGISTER_PORTABLE));
 }
 EMULATED_PUBLIC cudaError_t cudaHostUnregister(void* pointer) {

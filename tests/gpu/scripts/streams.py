@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Four streams write the same tensors in turn, ordered only by events.
 
-They write new values in place, through a new tensor while the old one is still read
+The streams write new values in place, through a new tensor while the old one is still read
 (record_stream), from pinned memory, through DLPack, and by way of a MemPool. Then batches of pinned
 memory from a loader with workers are copied on a stream of their own.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by the programs in this folder: writes exact results, to be compared bit for bit.
+"""What the programs in this folder share: exact results, to be compared bit for bit.
 
 Losses are hexadecimal floats; parameters and optimizer state are SHA-256 hashes. An ordinary op
 copies bytes out (`copy_` into NumPy's memory), so that reading a result is announced like any other
@@ -21,8 +21,8 @@ import torch
 
 DEVICE = os.environ.get("PROGRAM_DEVICE", "cpu")
 IS_EMULATED = os.environ.get("PROGRAM_EMULATED") == "1"
-# From these widths on, matrices of float32 may leave a GPU: oblong ones, twice as wide as high, and
-# square ones.
+# The least widths of a model at which its float32 matrices have the 2 MiB that a tensor needs to
+# leave a GPU: matrices of width x 2 width, and square ones.
 LEAST_OF_OBLONG, LEAST_OF_SQUARE = 512, 725
 
 

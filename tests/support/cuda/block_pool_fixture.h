@@ -2,7 +2,7 @@
 //
 // BlockPoolFixture: a BlockPool over the simulated driver and mapped segments, with streams and
 // kernels that a test can hold up. At the end every segment must be back with the source and
-// nothing left in the driver, unless the test says that the context has failed. One thread.
+// nothing left in the driver, unless the test says that the context has failed. Threads: one.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work of the hash kernel on the host, by the very text that NVRTC compiles. Any thread.
+// The work of the hash kernel on the host, by the very text that NVRTC compiles. Threads: any.
 #pragma once
 
 #include "platform/cuda/device_hash.h"

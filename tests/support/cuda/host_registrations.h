@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HostRegistrations: records which host memory is page-locked for the simulated devices; it locks
-// nothing. Without CU_MEMHOSTREGISTER_PORTABLE it is so for the device that is current at the call,
-// and pageable for others. Invariants: no two registrations overlap; their sum and each of them
-// stay within the limits of the config. Any thread.
+// nothing. Without CU_MEMHOSTREGISTER_PORTABLE memory is page-locked for the device that is current
+// at the call, and pageable for others. Invariants: no two registrations overlap; their sum and
+// each of them stay within the limits of the config. Threads: any.
 #pragma once
 
 #include <cstdint>

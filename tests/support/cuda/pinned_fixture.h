@@ -2,7 +2,7 @@
 //
 // PinnedFixture: pinned memory over the simulated driver, with streams that copy from and to it and
 // that a test can hold up. Chunks are 64 KiB, so few blocks fill one. At the end everything must be
-// back with the driver. One thread.
+// back with the driver. Threads: one.
 #pragma once
 
 #include <gtest/gtest.h>

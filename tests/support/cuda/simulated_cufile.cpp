@@ -84,7 +84,7 @@ size_t SimulatedCuFile::leaks() const {
   return files_.size() + buffers_.size();
 }
 
-// False when the test wants this call to fail.
+// Counts the call; returns false when the test wants it to fail.
 bool SimulatedCuFile::enter(const char* name) {
   ++calls_[name];
   const auto failing = failing_.find(name);

@@ -2,7 +2,7 @@
 //
 // The hash kernel for the simulated driver. Its values are those of the text that NVRTC compiles
 // (platform/cuda/device_hash_kernel.h). With AVX2 it is several times as fast, since programs on
-// the emulated GPU hash all that they evict; without AVX2 it runs that very text. Any thread.
+// the emulated GPU hash all that they evict; without AVX2 it runs that very text. Threads: any.
 #pragma once
 
 #include "platform/cuda/device_hash.h"

@@ -5,7 +5,7 @@
 // is the top of a stack of the calling thread; the stack is empty at first and forgotten with the
 // driver. The capture mode is the thread's, too.
 //
-// A primary context exists while it is retained more often than released. Any thread.
+// A primary context exists while it is retained more often than released. Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -53,13 +53,13 @@ class SimulatedDevices {
   bool is_active(int device) const TENCACHE_EXCLUDES(mutex_);
   /// The device of a context; -1 for any other value.
   int device_of(CUcontext context) const;
-  /// Whether it is a retained context of this driver.
+  /// Whether the value is a retained context of this driver.
   bool is_alive(CUcontext context) const TENCACHE_EXCLUDES(mutex_);
   /// Whether the calling thread has a current context that exists.
   bool has_current() const TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: has_current().
   int current_device() const;
-  /// The calling thread's, for captures of streams.
+  /// The calling thread's mode, for captures of streams.
   CUstreamCaptureMode capture_mode() const;
 
   /// A line for each device whose primary context is still retained.

@@ -17,7 +17,8 @@ namespace {
 
 using Parts = SimulatedDriver::Parts;
 
-// Set while a driver is alive. Acquire and release: a thread that finds the driver finds it made.
+// The driver that is alive, or null. Acquire and release: a thread that finds the driver finds it
+// made.
 std::atomic<Parts*> alive_driver = nullptr;
 
 // The function of the table that calls a method of a part.

@@ -11,10 +11,10 @@
 //   EXPECT_EQ(driver.calls("cuStreamSynchronize"), 0u);
 //   EXPECT_EQ(driver.leaks(), "");
 //
-// It is strict where the real driver may be lenient: a call from a host function or kernel is
-// CUDA_ERROR_NOT_PERMITTED, and a call without the current context that its function needs is
-// CUDA_ERROR_INVALID_CONTEXT. simulated_memory.h, stream_table.h and simulated_stream.h define how
-// memory, streams and clocks behave.
+// The simulated driver is strict where the real one may be lenient: a call from a host function or
+// kernel is CUDA_ERROR_NOT_PERMITTED, and a call without the current context that its function
+// needs is CUDA_ERROR_INVALID_CONTEXT. simulated_memory.h, stream_table.h and simulated_stream.h
+// define how memory, streams and clocks behave.
 //
 // Work on memory that is not, or no longer, accessible fails the context with
 // CUDA_ERROR_ILLEGAL_ADDRESS. All queued work is dropped, and every later call returns the error,
@@ -86,7 +86,7 @@ class SimulatedDriver {
   /// The number of works that are queued or running: in one stream, in all.
   size_t unfinished(CUstream stream) const;
   bool is_idle() const;
-  /// Lets go of held work and returns when all queued work has ended. Counts as no call of the
+  /// Lets go of held work and returns when all queued work has ended. This counts as no call of the
   /// driver.
   void wait_until_idle();
 
@@ -97,7 +97,8 @@ class SimulatedDriver {
   /// The table's functions, which find the live driver themselves; for callers that must name them
   /// before there is one.
   static DriverApi functions();
-  /// For code that puts more functions around the table's (support/cuda/simulated_driver_parts.h).
+  /// The parts serve code that puts more functions around the table's
+  /// (support/cuda/simulated_driver_parts.h).
   struct Parts;
   Parts& parts() { return *parts_; }
 

@@ -38,7 +38,7 @@ struct SimulatedDriverConfig {
   // reads a target too early finds the right bytes.
   bool works_first = false;
 
-  // A stream holds at most so many kernels; the next launch waits for room. Without a bound, a
+  // A stream holds at most this many kernels; the next launch waits for room. Without a bound, a
   // program that never waits would fill the host's memory with them.
   uint64_t queued_kernels_max = UINT64_MAX;
 
@@ -60,7 +60,7 @@ struct SimulatedDriverConfig {
   std::map<CUdevice_attribute, int> attributes = {};
 };
 
-/// Instead of a device: any that has access. Copies reach memory through the device that has it.
+/// Stands for any device that has access. Copies reach memory through the device that has it.
 inline constexpr int kAnyDevice = -1;
 
 /// Device addresses that a kernel uses.
@@ -81,8 +81,8 @@ class StickyFailure {
   bool is_set() const { return result() != CUDA_SUCCESS; }
 
  private:
-  // Written once by any thread, read by all. It orders nothing else, so it hides no race of the
-  // program from ThreadSanitizer.
+  // Any thread writes the result once, and all read it. It orders nothing else, so it hides no race
+  // of the program from ThreadSanitizer.
   std::atomic<CUresult> result_ = CUDA_SUCCESS;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of SimulatedDriver, and the checks that its functions make before they act. For
-// simulated_driver.cpp and for code that puts more of the driver's functions around it
-// (tests/emulated_gpu/driver); suites use the methods of SimulatedDriver. Each part guards itself:
-// any thread.
+// The parts of SimulatedDriver, and the checks that its functions make before they act. They serve
+// simulated_driver.cpp and code that puts more of the driver's functions around it
+// (tests/emulated_gpu/driver); suites use the methods of SimulatedDriver. Each part guards itself.
+// Threads: any.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,7 @@
 //
 // The names and texts of the driver's errors, as cuGetErrorName and cuGetErrorString give them, for
 // the errors that the simulated driver returns or a test plans. They need no driver, since a real
-// one explains its errors before cuInit too. Constant; any thread.
+// one explains its errors before cuInit too. The texts are constant. Threads: any.
 #pragma once
 
 #include <cuda.h>

@@ -57,7 +57,7 @@ class SimulatedExecutable {
 
   /// Runs after earlier launches, whatever their stream.
   CUresult launch(SimulatedStream& stream);
-  /// In the order of a launch.
+  /// The works in the order of a launch.
   const std::vector<GraphWork>& works() const { return works_; }
   const std::vector<std::shared_ptr<void>>& kept() const { return kept_; }
 

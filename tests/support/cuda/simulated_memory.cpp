@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kReserved = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// Reserves at the hint where that is free, else anywhere. Null when there is no room.
+// Reserves at the hint where that is free, else anywhere. Returns null when there is no room.
 void* reserve_aligned(uint64_t bytes, uint64_t alignment, CUdeviceptr hint) {
   if (hint != 0 && hint % alignment == 0) {
     void* memory = mmap(pointer(hint), bytes, PROT_NONE, kReserved | MAP_FIXED_NOREPLACE, -1, 0);
@@ -292,7 +292,7 @@ CUresult SimulatedMemory::set_access(CUdeviceptr address, size_t bytes,
 
 void SimulatedMemory::protect(CUdeviceptr address, const Mapping& mapping, bool has_lost) {
   if (has_lost && is_in_use(address, mapping.bytes)) {
-    // As with unmapped memory: the access is doomed but must not end the process.
+    // As with unmapped memory, the access is doomed but must not end the process.
     failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
     return;
   }

@@ -2,9 +2,9 @@
 //
 // SimulatedMemory: the device memory of the simulated driver. A reservation is inaccessible address
 // space, a handle is a part of one memory file, and a mapping is that part mapped at its address.
-// So a device address is an address of the process. The driver's public methods have its
-// parameters. Other methods serve copy engines and kernels, which declare the memory they use while
-// they use it.
+// So a device address is an address of the process. The methods of the driver have its parameters.
+// Other methods serve copy engines and kernels, which declare the memory they use while they use
+// it.
 //
 // Invariants:
 //   1. A mapping lies in one reservation, overlaps no other, and has the size of its handle.
@@ -17,8 +17,8 @@
 //      given back.
 //
 // Limits of the simulation: the processor, and a callable that runs as a kernel of another device,
-// can read device memory as a kernel does; what they declare is checked. A fresh handle
-// reads as zero. Any thread; no lock is held while memory is copied.
+// can read device memory as a kernel does; what they declare is checked. A fresh handle reads as
+// zero. Threads: any; no lock is held while memory is copied.
 #pragma once
 
 #include <cstdint>
@@ -75,8 +75,8 @@ class SimulatedMemory {
   /// The mapping that covers the address, if any.
   std::optional<Mapped> mapped_at(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Declares that the device works on the ranges from now to end_access(). 0 when they are not all
-  /// accessible for it.
+  /// Declares that the device works on the ranges from now to end_access(). Returns 0 when they are
+  /// not all accessible for it.
   uint64_t begin_access(std::span<const DeviceRange> ranges, int device) TENCACHE_EXCLUDES(mutex_);
   void end_access(uint64_t access) TENCACHE_EXCLUDES(mutex_);
 

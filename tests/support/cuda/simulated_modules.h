@@ -9,7 +9,7 @@
 // comes. A module belongs to the device that was current when it was loaded, and its kernels run on
 // that device alone.
 //
-// The methods of the driver have its parameters. Grids have one dimension. Any thread.
+// The methods of the driver have its parameters. Grids have one dimension. Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -98,7 +98,7 @@ class SimulatedModules {
   std::map<std::string, SimulatedKernel, std::less<>> kernels_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUmodule, Module> modules_ TENCACHE_GUARDED_BY(mutex_);
   std::map<CUfunction, Function> functions_ TENCACHE_GUARDED_BY(mutex_);
-  // Of a module or function; none is ever reused.
+  // The last name of a module or function; no name is ever reused.
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x2000;
 };
 

@@ -2,8 +2,8 @@
 //
 // SimulatedNvrtc: NVRTC without NVIDIA, behind the same table (NvrtcApi). It compiles nothing: from
 // a program it makes an image for the simulated driver, which names the program's kernels and the
-// requested GPU. It knows GPUs up to a capability, as the real one does. One is alive at a time;
-// one thread.
+// requested GPU. It knows GPUs up to a capability, as the real one does. One is alive at a time.
+// Threads: one.
 #pragma once
 
 #include <map>

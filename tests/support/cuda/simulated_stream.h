@@ -108,11 +108,12 @@ class SimulatedStream {
   /// Drops queued work and cuts short the time of running work.
   void stop() TENCACHE_EXCLUDES(mutex_);
 
-  /// For actions: lets time pass until then. False when the rest of the action is to be dropped.
+  /// For actions: lets time pass until then. Returns false when the rest of the action is to be
+  /// dropped.
   bool pause_until(uint64_t time_ns) TENCACHE_EXCLUDES(mutex_);
   /// For actions: waits for the moment and returns its time.
   uint64_t wait_for(const std::shared_ptr<const Marker>& moment) TENCACHE_EXCLUDES(mutex_);
-  /// For actions: notes that it is held until this many calls of let_go().
+  /// For actions: notes that the stream is held until this many calls of let_go().
   void note_held(uint64_t until) TENCACHE_EXCLUDES(mutex_);
 
   /// Whether this thread does the work of a stream and so must not call the driver.

@@ -2,7 +2,7 @@
 //
 // SimulatedStreamsFixture: a simulated driver with a current context, and helpers that make streams
 // and events and give them back at the end. Unless the context has failed, nothing may be left
-// then. One thread.
+// then. Threads: one.
 #pragma once
 
 #include <gtest/gtest.h>

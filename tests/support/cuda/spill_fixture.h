@@ -27,7 +27,7 @@ class SpillFixture : public ::testing::Test {
 
   ~SpillFixture() override { stop(); }
 
-  /// The end of the engine. A fixture that owns what the engine uses calls it in its destructor.
+  /// Ends the engine. A fixture that owns what the engine uses calls this in its destructor.
   void stop() {
     if (!engine_.has_value()) return;
     for (char* address : tensors_) engine_->free(address);
@@ -89,8 +89,8 @@ class SpillFixture : public ::testing::Test {
     };
     follow(uses_in_order, copy_ahead_bytes);
   }
-  /// Whether a cold one has a block. Looks between two batches of the thread that reads ahead: a
-  /// batch would leave out an extent that is claimed just for this look.
+  /// Whether the tensor is cold and has a block. Looks between two batches of the thread that reads
+  /// ahead: a batch would leave out an extent that is claimed just for this look.
   bool has_block(uint64_t index) {
     ForkLatch& gate = (*engine_)->mover()->fork_latch();
     gate.close();

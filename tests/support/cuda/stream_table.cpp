@@ -43,8 +43,8 @@ StreamTable::StreamTable(const SimulatedDriverConfig& config, const SimulatedDev
 }
 
 StreamTable::~StreamTable() {
-  // All drop their work at once, because one may wait for an event of another, which comes as soon
-  // as the other drops its work.
+  // All streams drop their work at once, because one may wait for an event of another, which comes
+  // as soon as the other drops its work.
   failure_.fail(CUDA_ERROR_DEINITIALIZED);
   for (const StreamPointer& stream : all_streams()) stream->stop();
 }
@@ -72,7 +72,7 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
 
 void StreamTable::push(SimulatedStream& stream, SimulatedStream::Action action,
                        std::shared_ptr<Marker> marker, WorkKind kind) {
-  // Before the lock, which others need to queue what the stream waits for.
+  // This comes before the lock, which others need to queue what the stream waits for.
   if (kind == WorkKind::kKernel) stream.take_kernel_room();
   if (stream.kind() == StreamKind::kNonBlocking) {
     return stream.push(std::move(action), std::move(marker), kind);

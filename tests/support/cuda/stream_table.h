@@ -24,7 +24,7 @@
 //   - A destroyed stream finishes its work. A call that names its handle ends the process, as with
 //     the real driver, which follows the pointer. The driver's end drops all work.
 //
-// Any thread but those of streams.
+// Threads: any but those of streams.
 #pragma once
 
 #include <atomic>
@@ -102,7 +102,7 @@ class StreamTable {
   CUresult copy_to_device(CUdeviceptr target, const void* source, size_t bytes, CUstream stream);
   CUresult copy_to_host(void* target, CUdeviceptr source, size_t bytes, CUstream stream);
   CUresult copy_on_device(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream);
-  /// Within the host: at once after the stream's earlier work, as CUDA documents.
+  /// Copies within the host, at once after the stream's earlier work, as CUDA documents.
   CUresult copy_on_host(void* target, const void* source, size_t bytes, CUstream stream);
   CUresult set_bytes(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream);
   /// Sets `count` words of 32 bits.
@@ -170,7 +170,7 @@ class StreamTable {
 
   // The device whose streams the calling thread means; the first one for a thread without context.
   int current_device() const;
-  // Null when there is no stream of that handle.
+  // The stream of that handle, or null.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
   // Does the work's queueing, or adds the work to the graph that the stream captures.
@@ -239,8 +239,8 @@ class StreamTable {
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one goes first
-  // Of a stream or event. No event's is ever used again, and no stream's unless the configuration
-  // says so. So the use of a destroyed one is always found out.
+  // The last name of a stream or event. No event's is ever used again, and no stream's unless the
+  // configuration says so. So the use of a destroyed one is always found out.
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;
 };
 

@@ -62,8 +62,8 @@ class TestCudaEngine {
 
   /// Makes a stream of the program's.
   CUstream make_stream();
-  /// Destroys one of them as the program does under a guard, which tells of it first. Its work goes
-  /// on.
+  /// Destroys one of these as the program does under a guard, which tells of it first. Its work
+  /// goes on.
   void destroy_stream(CUstream stream);
   /// Orders all later work of `later` after all earlier work of `earlier`.
   void order(CUstream earlier, CUstream later);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# For examples/cpp in CI: stands for the TorchConfig.cmake of a torch for CUDA, which ends the
-# configure where there is no CUDA toolkit. TORCH_FOLDER is the folder of the torch package.
+# This stands for the TorchConfig.cmake of a torch for CUDA, for examples/cpp in CI: that one ends
+# the configure where there is no CUDA toolkit. TORCH_FOLDER is the folder of the torch package.
 set(TORCH_FOLDER "" CACHE PATH "The folder of the torch package")
 if(NOT EXISTS ${TORCH_FOLDER}/lib/libtorch_cpu.so)
   message(FATAL_ERROR "TORCH_FOLDER is '${TORCH_FOLDER}', where no lib/libtorch_cpu.so lies")
