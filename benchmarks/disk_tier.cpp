@@ -6,11 +6,11 @@
 // written; the second overwrites, as an eviction does that reuses a slot. benchmarks/disk_tier.py
 // runs this beside fio.
 //
-// Transfers are batches of slots, as the engine hands them to the tier, from two buffers in turn,
-// so that the memory is not in the cache. With --hash an observer computes the content hash of each
-// slot, and reads are checked against it, as the engine does; a wrong byte then ends the program.
-// With --copy writes go through the tier's own buffers, as evictions do, registered with io_uring
-// unless --plain-buffers is given.
+// Transfers are batches of slots, as the engine hands them to the tier, from two buffers in turn.
+// Large transfers thus find no memory in the cache. With --hash an observer computes the content
+// hash of each slot and checks reads against it, as the engine does; a wrong byte then ends the
+// program. With --copy writes go through the tier's own buffers, as an eviction's do. io_uring has
+// these buffers registered unless --plain-buffers is given.
 #include "tier/disk_tier.h"
 
 #include <sys/mman.h>

@@ -29,7 +29,7 @@
 
 namespace tencache::shim {
 
-/// What was in use of a pool at one moment.
+/// What of a pool was in use at one moment.
 class CudaPoolState final : public c10::cuda::CUDACachingAllocator::AllocatorState {
  public:
   CudaPoolState(const c10::MempoolId_t& pool, tencache_gpu_pool_state* state)
@@ -69,7 +69,7 @@ class CudaPools {
   /// Call for every free; costs one relaxed load while no pool has an allocation.
   void note_free(void* address);
 
-  /// What is in use of a pool, which must have a user.
+  /// What of a pool is in use now. REQUIRES: the pool has a user.
   std::shared_ptr<CudaPoolState> state_of(tencache_gpu* gpu, const Id& id) const;
   struct Restored {
     std::vector<void*> freed;

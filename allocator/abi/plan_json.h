@@ -17,7 +17,7 @@ namespace tencache {
 /// planned for, kOutOfMemory if planning needs more memory than there is.
 Result<std::string> plan_json(const tencache_period& period, const tencache_machine& machine);
 
-/// The JSON that tencache_plan_timeline() describes; errors as of plan_json().
+/// The JSON that tencache_plan_timeline() describes. Fails as plan_json() does.
 Result<std::string> timeline_json(const tencache_period& period, const tencache_machine& machine);
 
 }  // namespace tencache

@@ -11,7 +11,7 @@
 // userfaultfd, memfds) needs no hold: the kernel counts those numbers up.
 //
 // Numbers 0 to 2 belong to the program even while they are closed: everybody writes to 2. So a kept
-// descriptor has a number above them, and is close-on-exec.
+// descriptor has a number above them. It is close-on-exec, as its caller opened it.
 //
 // The table can change between a look and the use of the number. Where that could do harm, the
 // caller looks again afterwards, or holds the file by other means than a number.

@@ -11,7 +11,8 @@
 namespace tencache {
 namespace {
 
-// How many earlier gaps of a chain are looked at. Weights have two a micro-batch.
+// A gap looks for its write in at most this many earlier gaps of its chain, so a chosen gap
+// concerns at most this many later ones. Weights have two gaps a micro-batch.
 constexpr int kEarlierMax = 16;
 
 /// Keeps how far each bin is over the budget, and the time of the links.

@@ -42,7 +42,7 @@ bool share_extents(const Period& a, const Period& b) {
   return 2 * (common_count(ids, others) + may_be_common) >= std::max(ids.size(), others.size());
 }
 
-/// Whether a sequence of digests is part of the endless repetition of another one.
+/// Whether `part` is no longer than `whole` and lies in the endless repetition of `whole`.
 bool is_within(const std::vector<uint64_t>& part, const std::vector<uint64_t>& whole) {
   if (part.size() > whole.size()) return false;
   std::vector<uint64_t> twice = whole;

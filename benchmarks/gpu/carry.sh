@@ -16,9 +16,9 @@ folder=${1:?give the folder to fill}
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 cd "$folder"
-# run.py installs every package that lies here, so none of an earlier time may stay.
+# run.py installs every package that lies here, so none from an earlier run may stay.
 rm -f -- *.whl *.deb
-# The cmake and ninja of that Python, which need not be active.
+# cmake and ninja come from that Python's folder, because its environment need not be active.
 PATH=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH
 apt-get download liburing-dev liburing2 libxxhash-dev nlohmann-json3-dev libnuma-dev libgtest-dev \
   libgmock-dev googletest libbenchmark-dev

@@ -268,9 +268,10 @@ uint64_t BlockPool::give_back(const std::vector<Block*>& claimed, StreamSet refu
         table_.release(block);
         continue;
       }
-      // The table forgets it first: the source may give another thread the same address at once.
       addresses.push_back(block->address);
       bytes += block->bytes;
+      // The table forgets the segment before the source gets it back, because the source may give
+      // another thread the same address at once.
       table_.remove_segment(block);
     }
     leaving_bytes_ += bytes;

@@ -217,9 +217,9 @@ CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requeste
   return extent;
 }
 
-// Where more than is worth keeping would be held with a frame of new handles, a thread waits for
-// freed memory that its stream still uses, or that other threads are about to give back, and for a
-// while for what other streams use.
+// New handles could take the heap beyond what is worth holding. Before that a thread waits for
+// freed memory: what its own stream still uses, what other threads are about to give back, and, for
+// a limited time, what other streams use.
 Result<Frame> CudaHeap::allocate_frame(uint64_t bytes, bool is_small, StreamSet stream) {
   note_live();
   Result<Frame> frame = frame_without_wait(bytes, is_small);

@@ -22,7 +22,7 @@ constexpr uint64_t kScarcePerBudget = 8;
 // Between two marks at most this share of what is allowed is freed, so a thread that wants a frame
 // back waits for at most this much more than was freed before it.
 constexpr uint64_t kMarksPerAllowed = 256;
-// For this many frees after a frame was wanted, another is presumed to be wanted.
+// After a frame was wanted, the heap expects that another is wanted within this many frees.
 constexpr int64_t kFreesToMark = 1024;
 // How long a thread waits for old handles, instead of making new ones, while streams stand still.
 constexpr std::chrono::seconds kPatience{1};

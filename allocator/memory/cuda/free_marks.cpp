@@ -59,7 +59,7 @@ void FreeMarks::poll() {
   }
 }
 
-// The streams that may still use freed memory; if asked for, those alone that have no mark.
+// The streams that may still use freed memory, or only those of them that have no mark.
 std::vector<StreamSet> FreeMarks::unfinished(bool are_without_mark) const {
   std::vector<StreamSet> owners;
   MutexLock lock(mutex_);

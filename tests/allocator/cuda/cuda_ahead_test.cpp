@@ -80,7 +80,7 @@ class CudaAheadTest : public ::testing::Test {
     mover().evict_requested(source);
     return source.total().count;
   }
-  /// Requests as a plan does, and returns when the copy is queued.
+  /// Requests the tensor's eviction as a plan does, and returns once its copy is queued.
   void request_and_await_copy(const char* tensor) {
     const uint64_t copies_before = engine_->driver().calls("cuMemcpyDtoHAsync");
     (*engine_)->evictor().request(request(tensor));

@@ -156,7 +156,7 @@ TEST_F(HostSpillTest, WithoutAHashNothingIsSpared) {
   }
 }
 
-// The same without a disk: what is on its way back leaves a copy that an eviction can have.
+// Without a disk, too, what is on its way back leaves a copy that an eviction can have.
 TEST(HostMemoryAloneTest, AnEvictionWaitsForTheCopyOfWhatComesBack) {
   constexpr uint64_t kBytes = 4 * kMiB;
   TestCudaEngine engine([](CudaEngineConfig& config) { config.host->budget_bytes = 2 * kBytes; },

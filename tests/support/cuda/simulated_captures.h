@@ -7,8 +7,9 @@
 // it joins the capture. A call that CUDA forbids makes the capture invalid: from then on its
 // streams refuse work, and its end gives no graph.
 //
-// One mutex guards all of it; while nothing is captured no call takes it. Any thread may call. The
-// errors are those that CUDA's documentation names.
+// One mutex guards all of it. Only begin() and end() always take it; every other call skips it
+// while no stream captures and no event of a capture is left. Any thread may call. The errors are
+// those that CUDA's documentation names.
 #pragma once
 
 #include <cuda.h>
