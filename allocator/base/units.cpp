@@ -49,13 +49,18 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
+std::string quoted(std::string_view text) {
+  std::string quoted = "\"";
+  return quoted.append(shown(text)).append("\"");
+}
+
 Status refuse(std::string_view text, std::string_view reason) {
-  return invalid_argument("\"" + shown(text) + "\" is not a size: " + std::string(reason) +
+  return invalid_argument(quoted(text) + " is not a size: " + std::string(reason) +
                           ". Write a number and a unit, for example 1.5GiB, 512MiB or 1048576.");
 }
 
 Status refuse_time(std::string_view text, std::string_view reason) {
-  return invalid_argument("\"" + shown(text) + "\" is not a time: " + std::string(reason) +
+  return invalid_argument(quoted(text) + " is not a time: " + std::string(reason) +
                           ". Write a number and a unit, for example 30s, 500ms or 5min.");
 }
 

@@ -93,7 +93,7 @@ Status CpuDevice::open_parts(const CpuDeviceConfig& config) {
 
 Status CpuDevice::open_access_barrier(Choice choice) {
   if (choice == Choice::kOff) return Status::ok();
-  const Status status = AccessBarrier::open().move_to(&access_barrier_);
+  Status status = AccessBarrier::open().move_to(&access_barrier_);
   if (status.is_ok()) return status;
   if (choice == Choice::kOn) {
     return Status(StatusCode::kUnavailable, status.clause() +

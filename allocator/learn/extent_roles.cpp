@@ -140,16 +140,15 @@ void ExtentRoles::pair_by_size() {
       freed[life->bytes].insert(access.extent_id);
     }
   }
-  std::map<uint64_t, std::vector<size_t>> open;  // by bytes, in the order of allocation
-  for (size_t index = 0; index < successions_.size(); ++index) {
-    const Succession& born = successions_[index];
-    if (open_.contains(born.extent_id)) open[born.bytes].push_back(index);
+  std::map<uint64_t, std::vector<Succession*>> open;  // by bytes, in the order of allocation
+  for (Succession& born : successions_) {
+    if (open_.contains(born.extent_id)) open[born.bytes].push_back(&born);
   }
   for (const auto& [bytes, predecessors] : freed) {
-    std::vector<size_t>& successors = open[bytes];
+    std::vector<Succession*>& successors = open[bytes];
     for (auto last = predecessors.rbegin(); last != predecessors.rend(); ++last) {
       if (successors.empty()) break;
-      pair(&successions_[successors.back()], *last);
+      pair(successors.back(), *last);
       successors.pop_back();
     }
   }
