@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CpuDevice: extents in anonymous memory of this process, cold ones in slots of a spill file. The
-// process has one fault handler, which lets stray writes wait while a window is closed. It serves
-// the newest device.
+// CpuDevice: extents in anonymous memory of this process, cold ones in slots of a spill file. Of
+// the process's handlers, one lets stray writes wait while a window is closed (SIGSEGV), and one
+// reports pages that the disk does not give (SIGBUS). Both serve the newest device.
 //
 // Threads: create and destroy on one thread; call the rest from any, as far as the headers of the
 // parts allow it.
@@ -31,8 +31,8 @@ struct CpuDeviceConfig {
   uint64_t arena_bytes = uint64_t{16} << 40;
   HeapConfig heap;
   std::optional<DiskTierConfig> disk;          // none: nothing ever goes cold
-  Choice userfaultfd = Choice::kAuto;          // whether pages that leave are parked
-  std::chrono::milliseconds look_interval{5};  // for unannounced writes, the shortest; 0: no thread
+  Choice userfaultfd = Choice::kAuto;          // parks pages, and lets writers wait in the kernel
+  std::chrono::milliseconds look_interval{5};  // for UnannouncedWrites; 0: no thread
 };
 
 class CpuDevice final : public Device {

@@ -13,7 +13,7 @@ namespace {
 
 // Addresses cost only table entries where they are used, and freed ranges of other sizes lie
 // between those in use. So an arena has several times the bytes of the GPU, or of all tiers where
-// those below hold more: a cold tensor keeps its addresses.
+// that is more: a cold tensor keeps its addresses.
 constexpr uint64_t kArenaPerGpuByte = 8;
 constexpr uint64_t kArenaPerByte = 3;
 constexpr uint64_t kArenaBytesMax = 4096 * kGiB;
@@ -103,8 +103,8 @@ Status CudaDevice::open_host(const CudaDeviceConfig& config) {
   host_config.node = gpu_->facts().numa_node;
   host_config.pinner = pinner_.get();
   TENCACHE_RETURN_IF_ERROR(HostTier::create(std::move(host_config)).move_to(&host_));
-  // The staging buffers come before any block: they help when the limit of locked memory leaves no
-  // room for more, so they must lie within it.
+  // The staging buffers come before any block: they help where the limit on locked memory leaves
+  // blocks unpinned, so they must be pinned while it has room.
   TENCACHE_RETURN_IF_ERROR(open_staging(&staging_out_));
   return open_staging(&staging_in_);
 }

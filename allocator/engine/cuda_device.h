@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaDevice: extents in the memory of one GPU, cold ones in host memory that is pinned and next
-// to it, and below that on disk.
+// CudaDevice: extents in the memory of one GPU, cold ones in host memory of its NUMA node, pinned
+// where that succeeds, and below that on disk.
 //
 // Threads: create and destroy on one thread; call the rest from any, as far as the headers of the
 // parts allow it.
@@ -42,14 +42,15 @@ struct CudaDeviceConfig {
   int ordinal = 0;           // of the GPU
   uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
   HeapConfig heap;
-  std::optional<HostTierConfig> host;  // none: nothing ever goes cold. Node and pinner are set here
+  /// None: nothing ever goes cold. The device sets node and pinner.
+  std::optional<HostTierConfig> host;
   std::optional<DiskTierConfig> disk;  // below the host; none: what finds no room there stays
-  /// Share of the host's budget that is kept free by writing to disk in time; 0: the disk is
-  /// written to when the room is needed.
+  /// Share of the host's budget that a thread keeps free where there is a disk. 0: no thread reads
+  /// or writes ahead, and the disk is written to when the room is needed.
   double host_headroom = kHostHeadroomShare;
   uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured
-  std::optional<NvrtcApi> nvrtc;     // compiles the hash; none: every eviction copies
+  std::optional<NvrtcApi> nvrtc;     // compiles hash and copy kernel; none: every eviction copies
   std::optional<CuFileApi> cufile;   // reads the disk straight into the GPU, where it can
 };
 
@@ -95,8 +96,8 @@ class CudaDevice final : public Device {
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, CUstream stream) {
     return heap_->allocate_private(pool, bytes, streams_->set_of(stream));
   }
-  /// Notes that the stream uses the memory too, which must not be used again before the stream is
-  /// done with it.
+  /// Notes that the stream uses the memory, too. Once the memory is freed, nobody else gets it
+  /// before the stream is done with it.
   void record_stream(const void* address, CUstream stream) {
     heap_->note_use(address, streams_->set_of(stream));
   }
@@ -121,11 +122,12 @@ class CudaDevice final : public Device {
   std::unique_ptr<EventTimer> op_timer_;
   std::unique_ptr<EventTimer> wait_timer_;
   std::unique_ptr<FramePool> frames_;
-  std::unique_ptr<CopyPause> pause_;  // null where it cannot be had
+  std::unique_ptr<CopyPause> pause_;  // null without a host tier, or where it cannot be had
   std::unique_ptr<DeviceArena> arena_;
   std::unique_ptr<ExtentTable> table_;
   std::unique_ptr<HostTier> host_;
-  std::unique_ptr<StagingRing> staging_out_;  // null where it could not be pinned
+  // Each ring is null without a host tier, or where it could not be pinned.
+  std::unique_ptr<StagingRing> staging_out_;
   std::unique_ptr<StagingRing> staging_in_;
   std::unique_ptr<DiskTier> disk_;
   std::unique_ptr<DirectStorage> direct_;  // null where it was not asked for, or cannot be had

@@ -8,7 +8,7 @@
 // The device owns the budget and the counters, because its parts reserve and count from the first
 // moment on. It outlives all other parts of its engine.
 //
-// Threads: create and destroy on one thread; the rest from any.
+// Threads: create and destroy on one thread; call the rest from any.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class Device {
   virtual HostTier* host() { return nullptr; }
   virtual DiskTier* disk() = 0;
 
-  /// Allocates memory that the stream may use at once; without streams, anybody may.
+  /// Allocates memory that the stream may use at once. On a device without streams, anybody may.
   virtual Result<Allocation> allocate(uint64_t bytes, void* stream) = 0;
   virtual void free(void* address) = 0;
 
@@ -52,25 +52,25 @@ class Device {
 
   /// The set of this one stream of the driver's; none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
-  /// The set of a stream that an op has used before; none for any other stream.
+  /// The set of a stream that an earlier call has named (set_of()); none for any other stream.
   virtual StreamSet find_set_of(void* /*stream*/) { return kNoStreams; }
   /// Whether streams that the calling thread names belong to this device.
   virtual bool is_current() { return true; }
   /// Whether the stream is capturing a CUDA graph.
   virtual bool is_capturing(void* /*stream*/) { return false; }
-  /// Sets how the calling thread treats captures (CUstreamCaptureMode), and returns how it did;
-  /// none where nothing was set.
+  /// Sets how the calling thread treats captures (CUstreamCaptureMode), and returns how it treated
+  /// them before; none where nothing was set.
   virtual std::optional<int> exchange_capture_mode(int /*mode*/) { return std::nullopt; }
 
-  /// Whether the device still takes work; a failure is for good, and what fails later fails by it.
-  /// kUnavailable where the device cannot be asked now.
+  /// Whether the device still takes work. A failure is for good, and every later call fails because
+  /// of it. kUnavailable is the exception: the device cannot be asked now.
   virtual Status status() { return Status::ok(); }
-  /// Measures what plans count with. Call once, with the engine in place, before the program uses
-  /// it.
+  /// Measures the speeds on which plans rely, where that takes a probe. Call once, with the engine
+  /// in place, before the program uses the device.
   virtual Status measure() { return Status::ok(); }
 
-  /// Call before fork(). Nothing moves until after_fork_in_parent(). On cuda there is nothing to
-  /// do: the children of a fork have no GPU, do not see the host tier and map no slots.
+  /// Call before fork(). REQUIRES: nothing moves until after_fork_in_parent(). On cuda there is
+  /// nothing to do: the children of a fork have no GPU, do not see the host tier and map no slots.
   virtual void before_fork() {}
   virtual void after_fork_in_parent() {}
 

@@ -14,8 +14,8 @@
 namespace tencache {
 namespace {
 
-// Every engine there is, for handlers that the process calls without an argument. No engine is
-// added between a fork's handlers, so what is closed is reopened.
+// All engines, for fork handlers, which the process calls without an argument. No engine is added
+// between a fork's handlers, so what is closed is reopened.
 Mutex g_engines_mutex;
 std::array<Engine*, Gate::kGatesMax> g_engines TENCACHE_GUARDED_BY(g_engines_mutex) = {};
 Mutex g_fork_mutex;
@@ -26,7 +26,7 @@ thread_local bool t_has_fork_locks = false;  // from before_fork() on
 Result<std::unique_ptr<Engine>> Engine::create(EngineConfig config,
                                                std::unique_ptr<Device> device) {
   std::unique_ptr<Engine> engine(new Engine(std::move(config), std::move(device)));
-  engine->make_parts();  // threads may throw; the destructor then takes it off the list
+  engine->make_parts();  // a thread may fail to start; the destructor then unlists the engine
   TENCACHE_RETURN_IF_ERROR(engine->device().measure());
   // The learner plans a stored period, now that the speeds are known.
   if (engine->learner() != nullptr && engine->config_.stored_period != nullptr) {
@@ -39,7 +39,7 @@ Engine::Engine(EngineConfig config, std::unique_ptr<Device> device)
     : config_(std::move(config)), device_(std::move(device)) {}
 
 Engine::~Engine() {
-  // The device outlives the cursor.
+  // The device's mover outlives the evictor and the cursor, and calls both.
   if (mover() != nullptr) {
     mover()->stop_looking();
     mover()->set_next_uses(nullptr);
@@ -94,8 +94,8 @@ void Engine::make_planning_parts() {
   if (config_.stored_period != nullptr) cursor_->expect_plan();
 }
 
-// A program of which a stored period tells that it will arm sooner or later is watched from its
-// first op on.
+// Where a stored period shows that the program will use more than the mark, the mark is 0, so that
+// its ops are watched from the first one on.
 void Engine::set_mark_to_arm() {
   const double arm_at = config_.chaos ? 0.0 : config_.arm_at;
   const auto mark_bytes = static_cast<uint64_t>(static_cast<double>(budget().limit()) * arm_at);
@@ -161,10 +161,11 @@ void Engine::list_for_forks() {
   *place = this;
 }
 
-// A child sees the bytes as of the fork and never writes the parent's tiers. No migration is under
-// way while the process is copied, the slots in use are frozen, and the child's engine is passive:
-// malloc from then on, no gate, no evictor (its thread is not copied). Where tencache itself ends
-// the process, the thread that forks may hold any lock, and the latch.
+// A child sees the bytes as they were at the fork and never writes the parent's tiers. No migration
+// is under way while the process is copied, the slots in use are frozen, and the child's engine is
+// passive: malloc from then on, no gate, no evictor (its thread is not copied). Where tencache
+// itself ends the process, the thread that forks may hold any lock, and the latch, so the handlers
+// take none.
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   t_has_fork_locks = !is_ending();
   if (!t_has_fork_locks) return;

@@ -5,7 +5,7 @@
 // kind of device can do, callers ask the device, which its opener knows by its own type. Several
 // engines may live in a process, one for each GPU; the process-wide fork handlers serve them all.
 //
-// Threads: create and destroy on one thread; the rest from any.
+// Threads: create and destroy on one thread; call the rest from any.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ struct EngineConfig {
 
 class Engine final : private PlanSink {
  public:
-  /// Starts everything over a device that was just opened.
+  /// Makes all parts over a device that was just opened, and starts their threads.
   static Result<std::unique_ptr<Engine>> create(EngineConfig config,
                                                 std::unique_ptr<Device> device);
   ~Engine() override;
@@ -59,7 +59,7 @@ class Engine final : private PlanSink {
   /// The lock that is held while a fork copies the process: what it guards is whole in a child.
   static Mutex& fork_mutex();
 
-  /// Does what Device::allocate() does, and tells the gate.
+  /// Does what Device::allocate() does, and tells the gate once the evictor has armed.
   Result<void*> allocate(uint64_t bytes, void* stream = nullptr) {
     const Result<Allocation> allocation = device_->allocate(bytes, stream);
     if (!allocation.is_ok()) return allocation.status();
@@ -90,12 +90,12 @@ class Engine final : private PlanSink {
   Mover* mover() const { return parts_.mover; }
   Budget& budget() { return device_->budget(); }
   Stats& stats() { return device_->stats(); }
-  /// The stats, with what the device has waited for until now. Calls the driver.
+  /// The stats, including how long the device has waited until now. Calls the driver.
   const Stats& settled_stats() {
     gate_->settle_waits();
     return stats();
   }
-  /// Call after setting another limit of the budget.
+  /// Call after the budget's limit has changed.
   void on_budget_change();
   /// Peaks begin anew with what is used now.
   void reset_peaks();

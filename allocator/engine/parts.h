@@ -2,9 +2,9 @@
 //
 // Parts: the objects of one engine, so that each of them can call the others by name. The engine
 // fills this in while it is made; once the first thread runs, it does not change. A null part does
-// not exist in this engine: there is no mover and no disk in strict mode; no op_timer, prefetcher,
-// cursor, upcoming, neighbours, learner and machine where nothing is planned; no timers where the
-// host's clock tells an op's time.
+// not exist in this engine. There is no mover in strict mode, and no disk there or where a GPU has
+// none below it. There is no op_timer, prefetcher, cursor, upcoming, neighbours, learner or machine
+// where nothing is planned, and no timer where the host's clock tells an op's time.
 //
 // EngineHooks: what an engine asks of the process around it. Each hook may be empty.
 //

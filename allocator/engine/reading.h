@@ -2,16 +2,16 @@
 //
 // Reading: what the program reads while the object lives, by other means than an op: a checkpoint
 // that is written from the tensors' own memory. Extents are fetched, which compares their hash, and
-// stay, as long as they take no more than half of the budget. A tensor that is larger, or comes
-// after those, is read through its cold mapping. Then the slot below is compared with its hash
-// before and after. Bytes that the disk has changed end the process, before anybody believes that
-// the checkpoint is written.
+// stay, until they take half of the budget. A tensor for which the rest of that half is too small
+// is read through its cold mapping. Then the slot below is compared with its hash before and after.
+// Bytes that the disk has changed end the process, before anybody believes that the checkpoint is
+// written.
 //
 // In a forked child nothing can be fetched, so everything is read through mappings there.
 //
-// Readings are no ops: nothing is learned from them.
+// Readings are no ops: nobody learns from them.
 //
-// Threads: one; it may end on another. It may live across a fork and end in both processes.
+// Threads: one; a Reading may end on another. It may live across a fork and end in both processes.
 #pragma once
 
 #include <span>

@@ -5,9 +5,10 @@
 // wait while it computes, so their clocks say nothing. A wait is therefore measured by two events
 // in the op's stream: one recorded before the thread waits, one behind everything that the stream
 // itself was made to wait for. The time between them is the device's wait. Where an op waits for
-// several fetches, the wait for each is a part of its own, because only the last one or two may
-// have come too late. Where there are no such events (the cpu backend, an op of several streams, a
-// stream that captures a graph) the device is taken to wait as long as the thread does.
+// several fetches, the wait for each batch is a part of its own, up to kPartsMax parts, because
+// only the last one or two may have come too late. Where there are no such events (the cpu backend,
+// an op of several streams, a stream that captures a graph, all events in use) the device is taken
+// to wait as long as the thread does.
 //
 // Threads: one thread begins and ends a wait; any thread calls settle(). mutex_ is a leaf, held
 // only for bookkeeping.
@@ -45,7 +46,7 @@ class DeviceWaits {
 
   /// Call before the calling thread waits for what these streams need.
   Wait begin(StreamSet streams);
-  /// Call after the wait, with the streams made to wait for the rest.
+  /// Call after the wait, when the streams have been made to wait for the rest.
   void end(const Wait& wait, uint64_t thread_ns) TENCACHE_EXCLUDES(mutex_);
   /// Counts the waits that the device has finished since the last call. Calls the driver.
   void settle() TENCACHE_EXCLUDES(mutex_);

@@ -64,7 +64,7 @@ EventTimer::EventSpan* EventTimer::take_free() {
   return has_events ? spans_.back().get() : nullptr;
 }
 
-// A span that was refused an event is never used. After kSpansMax of them, timing ends.
+// A span that was refused an event is never used. After kSpansMax such spans, timing ends.
 bool EventTimer::ensure_events(EventSpan& span) const {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());
@@ -85,7 +85,7 @@ std::vector<OpTime> EventTimer::take_finished() {
   const CallScope scope(driver, gpu_.context());
   std::deque<EventSpan*> later;
   std::vector<EventSpan*> done;
-  StreamSet behind = kNoStreams;  // streams that have not reached their oldest span
+  StreamSet behind = kNoStreams;  // streams with an earlier span that they have not reached
   for (EventSpan* span : under_way) {
     float milliseconds = 0;
     CUresult result = CUDA_ERROR_NOT_READY;

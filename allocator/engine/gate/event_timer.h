@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EventTimer: times an op on a GPU by two events, which are recorded in the op's stream and
-// compared once the device has reached both. Nobody waits for them, and a stream that captures a
-// graph gets none. Events are reused; there are at most kSpansMax pairs, and while all of them are
-// in use no further op is timed.
+// EventTimer: times an op, or a wait, on a GPU by two events. They are recorded in the op's stream
+// and compared once the device has reached both. Nobody waits for events, and a stream that
+// captures a graph gets none. Events are reused; there are at most kSpansMax pairs, and while all
+// of them are in use no further op is timed.
 //
 // Only ops of one stream are timed. A span whose stream the program has destroyed gets no end.
 //
-// Threads: as OpTimer. mutex_ is held only for bookkeeping, never across a driver call.
+// Threads: any, as with OpTimer. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ class EventTimer final : public OpTimer {
   Mutex mutex_;
   std::vector<std::unique_ptr<EventSpan>> spans_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<EventSpan*> free_ TENCACHE_GUARDED_BY(mutex_);
-  std::deque<EventSpan*> finished_ TENCACHE_GUARDED_BY(mutex_);  // oldest begin first
+  std::deque<EventSpan*> finished_ TENCACHE_GUARDED_BY(mutex_);  // in the order of finish()
 };
 
 }  // namespace tencache

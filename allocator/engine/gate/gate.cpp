@@ -18,12 +18,12 @@
 namespace tencache {
 namespace {
 
-// Covers an ordinary op with its inputs before the first growth.
+// Enough for an ordinary op with all that it names, so that nothing grows.
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kOpenOpsReserved = 64;
 // Up to this many pins are searched one by one.
 constexpr size_t kPinsSearched = 32;
-// The learner is told of events well before the ring is full.
+// The learner is told after this many events, well before the ring is full.
 constexpr uint64_t kEventsPerTelling = kRingEvents / 32;
 
 std::atomic<uint64_t> g_generation{0};
@@ -55,7 +55,7 @@ struct Gate::ThreadOps {
   ThreadOps* next = nullptr;  // the thread's state for another gate
   uint32_t op_depth = 0;      // how many ops are open
   std::vector<OpenOp> open_ops;
-  std::vector<Extent*> pins;        // inputs of open ops, a stack; of each op the slabs last
+  std::vector<Extent*> pins;        // of what open ops name, a stack; of each op the slabs last
   std::vector<Extent*> slabs;       // of the op that is being opened
   std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
@@ -68,7 +68,7 @@ struct Gate::ThreadOps {
   OpTiming::ThreadState timing;
   Wait wait_for_room;                   // while it is going on
   StreamSet room_streams = kNoStreams;  // whose work will fill that room
-  uint32_t room_waits = 0;              // how many of them are open, each within the one before
+  uint32_t room_waits = 0;              // how many such waits are open, each within the one before
 
   void record(EventKind kind, uint64_t at, uint32_t op, const Extent* extent) const {
     ring->append({at, extent != nullptr ? extent->id.load() : 0,
@@ -78,8 +78,8 @@ struct Gate::ThreadOps {
 
 namespace {
 
-// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. It
-// heads a list; the state for the gate that the thread passed last comes first.
+// The hot path reads a plain pointer, without the guard of a thread-local with a destructor. The
+// pointer heads a list; the state for the gate that the thread passed last comes first.
 __attribute__((tls_model("initial-exec"))) thread_local void* t_ops = nullptr;
 
 }  // namespace
@@ -90,7 +90,8 @@ void Gate::end_thread(void* /*first_state*/) {
   auto* state = static_cast<ThreadOps*>(std::exchange(t_ops, nullptr));
   while (state != nullptr) {
     const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
-    // If not alive, the gate is gone or this is a forked child; either way the ring is gone, too.
+    // If not alive, the gate is gone, and the ring with it, or this is a forked child, in which
+    // another thread of the parent may hold the recorder's lock for ever.
     if (!is_alive(*ops)) continue;
     ops->gate->recorder_.release_ring(ops->ring);
     ops->gate->timing_.drop(ops->timing);
@@ -131,7 +132,8 @@ Gate::~Gate() { g_alive.at(place_).store(0, std::memory_order_release); }
 
 void Gate::become_passive() {
   is_passive_.store(true, std::memory_order_relaxed);
-  // The place stays taken, so that no state of this gate is mistaken for one of another gate.
+  // No state of this gate counts as alive from now on. The place stays taken, because this gate's
+  // destructor frees it.
   g_alive.at(place_).store(~generation_, std::memory_order_release);
 }
 
@@ -249,7 +251,8 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   }
 }
 
-// The extent may have been used before any gate looked, so its last use never moves back.
+// A view is no use, but the extent may have been used before any gate looked. So it counts as seen,
+// and as used now. Its last use never moves back.
 TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   raise_to(extent->last_use_at, now);
   extent->set_flags(kFlagSeen);
@@ -282,8 +285,8 @@ void Gate::fetch(const std::vector<Extent*>& missing, StreamSet streams) {
   if (missing.empty()) return;
   Wait wait = begin_wait(streams);
   if (prefetcher_ != nullptr) {
-    // A plan may have requested these extents, in its order. They then arrive as late as the device
-    // needs them.
+    // A plan may have requested these extents, in the order in which the device needs them. As long
+    // as the device is busy, this thread leaves them to the prefetcher.
     mover_->wait_while_ahead(streams, [&] { return prefetcher_->has_requests_for(missing); });
   }
   mover_->fetch(missing, streams, &wait.device_wait);
@@ -392,7 +395,7 @@ void Gate::end_wait_for_room() {
 void Gate::let_fetches_go_first() {
   if (is_passive_.load(std::memory_order_relaxed) || prefetcher_ == nullptr) return;
   const ThreadOps& thread = thread_ops();
-  // A fetch that wants room has let others go first, and now holds them up.
+  // A fetch that wants room opens no such wait. It has let others go first, and now holds them up.
   if (thread.room_waits == 0) return;
   mover_->wait_while_ahead(thread.room_streams, [this] { return prefetcher_->has_requests(); });
 }
@@ -462,9 +465,9 @@ StreamSet Gate::open_streams() {
   return is_passive_.load(std::memory_order_relaxed) ? kNoStreams : thread_ops().open_streams;
 }
 
-// An op on lists launches many kernels with many addresses each, so it searches a sorted copy.
-// Every change of the pins is an event of the ring, so the event count tells when the copy is
-// stale.
+// An op on lists launches many kernels with many addresses each, so this searches a sorted copy.
+// Every change of the pins is an event of the ring or, for a block of a slab, changes their number.
+// So these two counts tell when the copy is stale.
 TENCACHE_SLOW bool Gate::is_among_many(ThreadOps& thread, const Extent* extent) {
   std::vector<const Extent*>& sorted = thread.sorted_pins;
   const size_t count = thread.pins.size() + thread.inner_pins.size();

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gate: every op passes it before it runs. open() pins every extent that the op names and returns
-// once all of them are usable: resident, or arriving with the op's stream waiting. close() unpins
-// them. What the thread allocates while an op is open stays pinned until its outermost op closes,
-// because kernels still use such memory after the nested op that allocated it has ended (rule R,
-// measured on 697 operators).
+// Gate: every op passes it before it runs. open() pins every extent that the op reads or writes,
+// and returns once all of them are usable: resident, or arriving with the op's stream waiting.
+// close() unpins them. What the thread allocates while an op is open stays pinned until its
+// outermost op closes, because kernels still use such memory after the nested op that allocated it
+// has ended (rule R, measured on 697 operators).
 //
-// Each thread keeps a stack of open ops and two lists of pins: the ops' inputs and the inner
-// allocations. They keep their capacity, so an op costs no heap allocation. The hot path costs one
-// clock reading, and per extent a table load, an atomic add, a store and an event record. While
-// plans are followed (engine/plan/plan_cursor.h) it also compares the op with the plan's next tick.
-// Some ticks are timed where the device is not the host (engine/gate/op_timing.h).
+// Each thread keeps a stack of open ops and two lists of pins: what the ops name and the inner
+// allocations. The lists keep their capacity, so an op costs no heap allocation. The hot path of
+// open() costs one clock reading, and per extent a table load, an atomic add, a store and an event
+// record. While plans are followed (engine/plan/plan_cursor.h) it also compares the op with the
+// plan's next tick. Some ticks are timed where the device is not the host
+// (engine/gate/op_timing.h).
 //
 // There may be several gates, one per GPU; a thread has a separate state for each gate it passes.
 //
@@ -66,7 +67,7 @@ class Gate {
   /// How many gates may exist at once.
   static constexpr size_t kGatesMax = 128;
 
-  /// Uses all parts but the gate itself; those parts must exist by now.
+  /// Copies the pointers to the parts that the gate calls, so those must exist by now.
   explicit Gate(const Parts& parts);
   ~Gate();
 
@@ -75,32 +76,35 @@ class Gate {
   void open(uint32_t op, std::span<const Access> accesses, StreamSet streams = kNoStreams);
   void close();
 
-  /// Call on every allocation and free of this thread.
+  /// Call after the calling thread has allocated this extent.
   void on_allocate(Extent* extent);
-  /// Call on every allocation of a block of a slab, which may be cold. A slab itself lives for as
-  /// long as anybody can tell, so neither its allocation nor its free is an event.
+  /// Call after the calling thread has allocated a block of this slab, which may be cold. For the
+  /// learner a slab itself lives for ever, so neither its allocation nor its free is an event.
   void on_allocate_block(Extent* slab);
+  /// Call before the calling thread frees this extent.
   void on_free(const Extent* extent);
   void on_step();
   /// Call before and after the calling thread makes or waits for room that work in `streams` will
   /// fill. A wait within another one belongs to the outer one.
   void begin_wait_for_room(StreamSet streams);
   void end_wait_for_room();
-  /// Counts what the device has waited since the last call (engine/gate/device_waits.h). Calls the
-  /// driver.
+  /// Counts how long the device has waited since the last call (engine/gate/device_waits.h). Calls
+  /// the driver.
   void settle_waits() {
     if (!is_passive_.load(std::memory_order_relaxed)) waits_.settle();
   }
-  /// Waits for the fetches that a plan has requested, as long as queued work keeps the device busy.
+  /// Call before the calling thread makes or waits for room. Within begin_wait_for_room() this
+  /// waits for the fetches that were requested ahead of use, as long as queued work keeps the
+  /// device busy.
   void let_fetches_go_first();
 
   /// Null when there is nothing to hold.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
   void unhold(Hold* hold);
-  /// Returns how many extents did not have the flag before.
+  /// Marks the extents as never to be evicted. Returns how many were not marked before.
   uint64_t keep_resident(std::span<const Access> accesses);
 
-  /// Whether an op that is open on this thread names the extent, or has allocated it.
+  /// Whether an op that is open on this thread reads or writes the extent, or has allocated it.
   bool has_announced(const Extent* extent);
   /// The streams of all ops that are open on this thread.
   StreamSet open_streams();

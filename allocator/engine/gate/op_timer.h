@@ -2,8 +2,8 @@
 //
 // OpTimer: times ops on a device that only queues them, where the host's clock says nothing. The
 // gate picks some ticks (engine/gate/op_sampling.h) and has two moments noted, between which the
-// op's streams do its work (engine/gate/op_timing.h). The learner asks later how far apart they
-// lay.
+// op's stream does its work (engine/gate/op_timing.h). The learner asks later how far apart they
+// lay. A second timer does the same for the device's waits (engine/gate/device_waits.h).
 //
 // A span returns to the timer once it is finished or dropped; the timer outlives its spans. Where
 // noting a moment fails, the op is simply not timed.
@@ -24,7 +24,7 @@ class OpTimer {
   struct Span {
     StreamSet streams = kNoStreams;
     uint32_t op = 0;
-    uint64_t begun_at = 0;  // of the op
+    uint64_t begun_at = 0;  // of the op; of a wait, its number
   };
 
   OpTimer() = default;
@@ -32,7 +32,7 @@ class OpTimer {
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
-  /// Starts a span of that op, to which all work belongs that the stream is given from now on. Null
+  /// Starts a span of that op. All work that the stream is given from now on belongs to it. Null
   /// where the moment cannot be noted, and for several streams or none.
   virtual Span* begin(const Span& of) = 0;
   /// Ends the span here; a further call extends it. Where this returns false, the caller drops the

@@ -9,8 +9,9 @@
 // of another one, the end stays, since the first stream may stand idle or be gone. At most one span
 // of the whole device lies loose.
 //
-// A wait for memory is no computing, because the device may run dry, so it cuts a span in two. Both
-// parts are reported as times of the same tick, and the learner adds them up (learn/tick_log.h).
+// A wait for memory does not count as computing, because the device may run dry. So it cuts a span
+// in two. Both parts are reported as times of the same tick, and the learner adds them up
+// (learn/tick_log.h).
 //
 // Threads: any; a ThreadState belongs to its thread. Threads that queue in one stream at the same
 // moment may shift time between their ticks.
@@ -34,7 +35,7 @@ class OpTiming {
  public:
   struct ThreadState {
     OpTimer::Span* span = nullptr;  // of an open op
-    size_t open_count = 0;          // while that op is open, itself included
+    size_t open_count = 0;          // of ops when that op had opened, itself included
     OpSampling sampling;
   };
 
@@ -69,7 +70,7 @@ class OpTiming {
     if (thread.span != nullptr && thread.open_count == open_count) [[unlikely]]
       close(thread);
   }
-  /// Call before and after the thread waits for memory that work in `streams` needs.
+  /// Call cut() before and go_on() after the thread waits for memory that work in `streams` needs.
   std::optional<Cut> cut(ThreadState& thread, StreamSet streams);
   void go_on(ThreadState& thread, const std::optional<Cut>& cut);
 

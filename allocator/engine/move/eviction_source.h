@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EvictionSource: who wants room gives a mover requests to evict, and hears what left. The mover
-// asks for more before it runs dry, so the link stays busy from one request to the next.
+// EvictionSource: whoever wants room gives a mover requests to evict, and hears what left. The
+// mover asks for more before it runs dry, so the link stays busy from one request to the next.
 //
 // ListedEvictions: a source of requests that are known from the start.
 //
@@ -23,7 +23,7 @@ class EvictionSource {
  public:
   virtual ~EvictionSource() = default;
   /// Returns what is to leave next, in this sequence (extents that are presumed clean may go
-  /// first); empty when there is nothing for now. `bytes_under_way` of what was taken before have
+  /// first); empty when there is nothing for now. Of what was taken before, `bytes_under_way` have
   /// begun to leave.
   virtual std::vector<MoveRequest> take(uint64_t bytes_under_way) = 0;
   /// Returns after this time, or as soon as there may be more to take.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ForkLatch: lets a fork wait for the migrations under way and keeps new ones from starting, so
-// that a child never inherits a protected window or a half-done copy. It is not a lock: only forks
-// wait for it, and permits do not exclude each other.
+// that a child never inherits a protected window or a half-done copy. It is not a lock: permits do
+// not exclude each other, and only a fork waits for them.
 //
 // MigrationPermit: a thread holds one while it migrates. A thread that waits for room on the device
 // holds none, because room comes from the evictor, which needs a permit itself.

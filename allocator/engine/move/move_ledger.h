@@ -22,7 +22,7 @@ namespace tencache {
 struct EvictionResult {
   uint64_t count = 0;
   uint64_t bytes = 0;  // of room that became free
-  Status failure;      // the first disk or mapping failure; the extents stayed resident
+  Status failure;      // the first one; its extents stayed resident
 
   void add(const EvictionResult& part) {
     count += part.count;
@@ -31,8 +31,8 @@ struct EvictionResult {
   }
 };
 
-/// Fetches for which the thread that asked had to wait: on demand, or ahead of use and still under
-/// way. engine/gate/device_waits.h decides whether the device waited, too.
+/// Fetches whose bytes were not there when an op asked for them: on demand, or ahead of use and
+/// still under way. engine/gate/device_waits.h decides whether the device waited for them.
 struct LateFetches {
   uint64_t count = 0;
   uint64_t bytes = 0;
@@ -80,7 +80,7 @@ class MoveLedger {
   void count_departure(const Departure& departure, EvictionResult* result);
   /// Notes a move that ends now, for the trace.
   void log_move(MoveKind kind, uint64_t extent_id, uint64_t bytes, uint64_t begin);
-  /// The first failure of all is a warning, too. `where` is the place where the tensor stays.
+  /// Counts failed evictions, and warns of the first. `where` is the place where the tensor stays.
   void count_failure(const Status& failure, uint64_t count, const char* where,
                      EvictionResult* result);
 

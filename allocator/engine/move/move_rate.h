@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MoveRate: how long moves of one kind really take for their bytes, weighted towards the newest.
-// The time is wall time, hashing and copying included, or processor time. Planning counts with it.
-// Where several moves run at once each counts the whole time, as if the link were slower.
+// The time is wall time, hashing and copying included, or processor time. Plans rely on it. Where
+// several moves run at once, each counts the whole time, as if the link were slower.
 //
 // Threads: any; lock-free. Additions that race may lose each other, which only costs precision.
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MoveRequest: asks a mover to move an extent. Extents are recycled, so a request also names which
-// extent is meant; the mover drops it when another extent has taken its place.
+// extent is meant; the mover drops the request when another extent has taken the place of that one.
 //
 // RequestSource: a mover that fetches ahead of use takes requests one at a time. So it goes on for
 // as long as there are requests and room, and stops as soon as they are called off.
@@ -37,8 +37,8 @@ struct MoveRequest {
   uint64_t given_at = 0;                          // of the recorder's clock
   std::shared_ptr<const QueuedWork> queued = {};  // null where nothing is, or it is not known
 
-  /// The answer is a guess as long as nobody has claimed the extent; moving another one instead
-  /// does no harm.
+  /// Whether the extent is still the one that was meant. The answer is a guess as long as nobody
+  /// has claimed the extent; moving another one instead does no harm.
   bool is_current() const { return extent->id == extent_id; }
   /// Whether the extent was used, or wanted back, since the request was made.
   bool is_outdated() const {
@@ -52,7 +52,7 @@ class RequestSource {
   virtual ~RequestSource() = default;
   /// The next request; none when there is none, or an op goes first.
   virtual std::optional<MoveRequest> take() = 0;
-  /// The request taken last has to wait; it is the next one again.
+  /// The request taken last has to wait; it is the next one again, unless it was called off.
   virtual void put_back(const MoveRequest& request) = 0;
 };
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Mover: the interface of what moves batches of extents out of the device tier and back. A mover
-// moves what it is told to; others decide: the evictor (room), the gate (an op waits), plans (ahead
-// of use) and chaos mode. engine/move/cpu/slot_mover.h maps slots of a file,
+// moves what it is told to; others decide: the evictor (room), the gate (an op waits), the
+// prefetcher (ahead of use) and chaos mode. engine/move/cpu/slot_mover.h maps slots of a file,
 // engine/move/cuda/stream_mover.h copies on streams.
 //
-// An eviction claims an extent, copies its bytes to the tier below, seals it and proves that the
-// bytes are there; then the extent is cold and its room is free. A pin, a use or a differing proof
-// at any point leaves the extent resident and nothing is lost. A fetch claims what is cold and
-// brings the bytes back. An op waits for a fetch on demand; fetches ahead of use (plans) never
-// exceed the budget.
+// An eviction claims an extent, copies its bytes to the tier below unless they are presumed to be
+// there, seals it and proves that the bytes are there; then the extent is cold and its room is
+// free. A pin, a use or a differing proof at any point leaves the extent resident and nothing is
+// lost. A fetch claims what is cold and brings the bytes back. An op waits for a fetch on demand;
+// fetches ahead of use never exceed the budget.
 //
 // Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
 // lock is held across a copy, an I/O, a mapping or a driver call. A thread holds a MigrationPermit
@@ -43,9 +43,10 @@ class Mover {
   /// Evicts as many of the extents as it can; those in use, or used meanwhile, stay.
   virtual EvictionResult evict(std::span<Extent* const> extents) = 0;
   /// Takes requests from the source until it has no more, and evicts each extent whose request
-  /// still holds when its turn comes. An eviction waits only for the work that was queued when its
-  /// request was made. Room becomes free in parts of at most bytes_at_once(), or of one extent. The
-  /// calling thread reports each part to the source (on_evicted()).
+  /// still holds when its turn comes. An eviction waits for the work that was queued when its
+  /// request was made and, where that can be told, for no later work. Room becomes free in parts of
+  /// at most bytes_at_once(), or of one extent. The calling thread reports each part to the source
+  /// (on_evicted()).
   virtual void evict_requested(EvictionSource& source);
   /// The work that the program has queued so far and that may use what is requested to leave now.
   virtual std::shared_ptr<const QueuedWork> queued_work(std::span<const MoveRequest> /*requests*/) {
@@ -54,8 +55,9 @@ class Mover {
 
   /// Makes every extent usable by what the thread does next, on these streams where the backend has
   /// any, whoever fetches it. The caller has pinned the extents. Waits for room. Bytes that cannot
-  /// be read from disk end the process (base/check.h fatal); what a GPU's driver refuses stays
-  /// cold, and the op faults on the device. `wait`, which may be null, is told what was not there.
+  /// be read from disk end the process (base/check.h fatal). What the kernel or a GPU's driver
+  /// refuses stays cold: the op then uses it slowly, or faults on the GPU. `wait`, which may be
+  /// null, is told what was not there.
   virtual void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) = 0;
 
   /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have
@@ -76,12 +78,12 @@ class Mover {
                                 const std::function<bool()>& /*is_worth_it*/) {}
 
   /// Sets who tells which copies below are needed last, where that matters; null: nobody. When this
-  /// returns, the one before is asked no more.
+  /// returns, nobody asks the one before any more.
   virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
   /// Where programs may write to cold extents without an op: evicts written ones again until
-  /// `bytes` became free or none is left. Takes those of which most was written, or all with
-  /// `takes_all`.
+  /// `bytes` became free or none is left. Takes those of which half or more was written, unless
+  /// more was being written at the last look; all with `takes_all`.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
   /// Where programs may read cold extents without an op: compares what those among the extents
   /// that are cold show with what was written, in a forked child, too. A difference ends the
@@ -89,14 +91,14 @@ class Mover {
   virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
   /// Looks for writes to cold extents without an op now, and books them.
   virtual void count_unannounced() {}
-  /// Ends the search for unannounced writes. Call before the parts end that the heap calls back.
+  /// Ends the search for unannounced writes. Call before the end of the parts that the heap calls.
   virtual void stop_looking() {}
 
   /// Takes note of the fetches that have arrived, so that their extents can be evicted; waits for
   /// the others if it may.
   virtual void settle(bool /*may_wait*/) {}
 
-  /// Fills in sizes and speeds of the tiers below the one that it writes to.
+  /// Fills in sizes and speeds of the host memory and the disk below the device, where both exist.
   virtual void describe_below(Machine* /*machine*/) const {}
 
   MoveLedger& ledger() { return ledger_; }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// read_slots: reads slots of the disk tier into memory that nobody else sees, in one transfer with
+// read_slots: reads slots of the disk tier into memory that nobody else sees, in a transfer with
 // several requests in flight, and hashes the pieces as they arrive. Bytes are handed on only when
-// their hash is that of what was written. Anything else ends the process: the bytes are lost, and
-// the program would go on with wrong ones. A read that the kernel refuses is repeated, since a path
-// of the device may reset; the caller decides whether the last refusal is fatal.
+// their hash is that of what was written. Other bytes end the process: those that were written are
+// lost, and the program would go on with wrong ones. A read that the kernel refuses is repeated,
+// since a path of the device may reset; the caller decides whether the last refusal is fatal.
 //
 // Threads: any; a transfer runs on the calling thread. The slots are the caller's.
 #pragma once
@@ -40,7 +40,7 @@ SlotReadResult read_slots(DiskTier& disk, std::span<const SlotRead> reads,
                           const std::function<void(size_t index)>& on_read, Stats& stats,
                           const NextRead& next_read = {});
 
-/// Ends the process: an op needs bytes that cannot be read back.
+/// Ends the process: an op or a checkpoint needs bytes that cannot be read back.
 [[noreturn]] void end_for_unreadable_slots(const DiskTier& disk, const Status& reason);
 /// Ends the process: the disk gave other bytes than were written.
 [[noreturn]] void end_for_other_bytes(const DiskTier& disk, const Extent& extent);

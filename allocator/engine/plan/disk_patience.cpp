@@ -57,12 +57,12 @@ std::chrono::nanoseconds DiskPatience::next_pause() {
   return pause;
 }
 
-// With GPUs a pass that failed did so because host memory is full, which it is because of the disk.
+// On a GPU, a pass fails because host memory is full, and host memory is full because of the disk.
 Status DiskPatience::reason_of(const EvictionResult& pass) const {
   const bool is_disks_fault = has_just_given_up_ || (has_given_up_ && !pass.failure.is_ok());
   if (!is_disks_fault) return pass.failure;
   Status failure = disk_->failure();
-  if (failure.is_ok()) return pass.failure;  // it takes something since a moment
+  if (failure.is_ok()) return pass.failure;  // the disk has just taken something
   if (config_.wait_ns == 0) return failure;
   return {failure.code(), failure.clause() + " (and it was no better " +
                               format_seconds(config_.wait_ns) + " later, --disk-wait)"};

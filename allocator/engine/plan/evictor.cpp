@@ -16,7 +16,7 @@ namespace tencache {
 namespace {
 
 constexpr std::chrono::microseconds kAheadPoll{100};
-// This many passes in a row may find victims and lose all of them: each may have been written.
+// This many passes in a row may lose all of their victims, which may have been used or written.
 constexpr uint32_t kPassesInVainMax = 3;
 
 }  // namespace
@@ -132,7 +132,7 @@ uint64_t Evictor::evict_all() {
   return result.count;
 }
 
-/// The source of what a plan requests, and of what it requests meanwhile.
+/// Gives the mover what a plan has requested, and what the plan requests meanwhile.
 class Evictor::RequestedEvictions final : public EvictionSource {
  public:
   explicit RequestedEvictions(Evictor& evictor) : evictor_(evictor) {}
@@ -173,8 +173,8 @@ void Evictor::work() {
     const bool was_anything_ahead = is_anything_ahead();
     const std::optional<EvictionResult> result = run_pass();
     // Extents that are being fetched ahead of use can be evicted in a moment, so a pass during
-    // which there are any proves nothing. A pass whose victims were used meanwhile proves nothing,
-    // either.
+    // which there are any proves nothing. A pass that lost all of its victims proves nothing,
+    // either, unless more than kPassesInVainMax in a row have done so.
     const bool has_lost_victims = passes_in_vain_ > 0 && passes_in_vain_ <= kPassesInVainMax;
     const bool is_proof = !was_anything_ahead && !is_anything_ahead() && !has_lost_victims;
     const bool is_fruitless = result && result->bytes == 0 && is_proof;
@@ -188,8 +188,9 @@ void Evictor::work() {
       }
       room_changed_.notify_all();
     }
-    // Blocked allocations find room, or find that another took it. Then this pass says nothing
-    // about what can be evicted, and the next one follows at once.
+    // Without a result there was room already. Blocked allocations find it, or find that another
+    // thread took it. Such a pass says nothing about what can be evicted, and the next one follows
+    // at once.
     if (!result) std::this_thread::yield();
     if (result && result->bytes == 0 && !is_proof) {
       std::this_thread::sleep_for(kAheadPoll);
@@ -207,8 +208,8 @@ void Evictor::pause_for_disk() {
 
 void Evictor::request(std::span<const MoveRequest> evictions) {
   if (!may_evict()) return;
-  // By the time the requests are carried out, the program may have queued much more work. They need
-  // not wait for that.
+  // By the time the requests are carried out, the program may have queued much more work, for which
+  // the evictions need not wait.
   const std::shared_ptr<const QueuedWork> queued = mover_->queued_work(evictions);
   MutexLock lock(mutex_);
   for (const MoveRequest& request : evictions) requests_.emplace_back(request).queued = queued;
@@ -232,7 +233,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
   // 1. Release pins that outlived their op, and take note of fetches that have arrived.
   if (parts_.hooks->before_pass) parts_.hooks->before_pass();
   mover_->settle(false);
-  // 2. Find out how much is wanted. Passes of their own make room for guesses.
+  // 2. Find out how much is wanted. Separate passes make room for guesses.
   const bool is_for_guesses = bytes_to_free(0) == 0;
   const uint64_t wanted = wanted_bytes(is_for_guesses);
   if (wanted == 0) return std::nullopt;
@@ -247,7 +248,7 @@ std::optional<EvictionResult> Evictor::run_pass() {
       total.bytes += heap_.drop_idle_segments(heap_.budget().lacking(demand));
     }
     if (total.bytes >= wanted) return total;
-    // The rest of the cache counts as headroom: the device is done with it soon.
+    // The rest of the cache counts as headroom: the device will soon be done with it.
     if (!is_demanded && total.bytes + heap_.cached_bytes() >= wanted) return total;
   }
   // 4. Evict extents that the program wrote to while they were cold. No op has used them since they
@@ -304,8 +305,9 @@ uint64_t Evictor::bytes_to_free(uint64_t guessed_bytes) {
   return bytes_to_free_for(need, guessed_bytes);
 }
 
-// Cached memory counts as headroom where it can serve every request. Room for extents that are
-// wanted ahead of use comes on top.
+// Besides the demand, this makes room for the headroom, for extents that are wanted ahead of use,
+// and for threads whom cached memory serves. Cached memory counts towards these three where it can
+// serve every request.
 uint64_t Evictor::bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const {
   const uint64_t cached_bytes = heap_.can_use_any_cached() ? heap_.cached_bytes() : 0;
   const uint64_t missing_bytes = parts_.upcoming != nullptr ? parts_.upcoming->missing_bytes() : 0;

@@ -8,8 +8,8 @@
 //
 // An allocation that finds no room registers its demand and waits for a pass that began after it.
 // If such a pass freed nothing, and no fetch ahead of use was under way meanwhile, then nothing may
-// be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp). Where it
-// had victims, and all were used or written while they left, up to three more passes are made.
+// be evicted now, and the allocation takes the next rung of its ladder (memory/heap.cpp). Where the
+// pass had victims, and all were used or written while they left, up to three more passes are made.
 //
 // Where passes free nothing because the disk takes nothing now, they are tried again for a while
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
@@ -19,15 +19,15 @@
 // named.
 //
 // A plan's requests (engine/plan/plan_cursor.h) go before passes. While a plan is followed, a pass
-// chooses by it, too: first what the plan does not know, then what it needs last. Without one it
-// does the same with what the program is about to name (engine/plan/upcoming_uses.h).
+// chooses by it, too: first what the plan does not know, then what it needs last. What the program
+// is about to name (engine/plan/upcoming_uses.h) counts in the same way, with a plan or without.
 //
 // The evictor also arms: when live memory passes the attention mark for the first time, or a thread
 // finds no room, the shim is told to report ops. Before that no gate has seen anything, so nothing
 // could be evicted.
 //
-// Threads: one worker; any thread calls make_room(), on_attention(), request(), evict_all(). mutex_
-// guards the requests, the demand and the outcome of passes; it is never held while anything moves.
+// Threads: one worker; any thread calls the rest. mutex_ guards the requests, the demand and the
+// outcome of passes; it is never held while anything moves.
 #pragma once
 
 #include <atomic>
@@ -54,7 +54,7 @@ class Evictor final : public RoomMaker {
   /// Without a mover (strict mode) nothing is ever evicted. The gate may be made later, but before
   /// the first call.
   explicit Evictor(const Parts& parts, const DiskPatienceConfig& patience = {});
-  /// Stops the worker after the pass under way.
+  /// Stops the worker after what it is evicting.
   ~Evictor() override;
 
   void start();
@@ -123,8 +123,8 @@ class Evictor final : public RoomMaker {
 
   // The thread that arms sets this, once.
   std::atomic<bool> is_armed_{false};
-  // Allocating threads and the worker set this, and the worker clears it; it spares on_attention()
-  // the lock.
+  // Threads that call on_attention() and the worker set this flag, and the worker clears it. The
+  // flag spares on_attention() the lock.
   std::atomic<bool> is_nudged_{false};
   std::atomic<bool> has_spilled_{false};
 
@@ -138,7 +138,7 @@ class Evictor final : public RoomMaker {
   uint64_t demand_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;    // of all who wait, now and soon
   uint64_t any_room_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of those whom cached memory serves
   uint64_t passes_begun_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the last pass that freed nothing
+  uint64_t last_fruitless_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the last that proved to be in vain
   Status fruitless_reason_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;

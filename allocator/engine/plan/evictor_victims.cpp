@@ -14,7 +14,7 @@
 namespace tencache {
 namespace {
 
-// After each batch of this size a pass looks anew how much room is wanted.
+// After each batch, of about this size at most, a pass looks anew how much room is wanted.
 constexpr uint64_t kBatchBytes = 64 * kMiB;
 // This many extents that the program has just named, and may still use by address, are worth more
 // than a guess.
@@ -35,8 +35,8 @@ void put_clean_first(std::vector<ListedExtent>& by_age, uint64_t wanted_bytes) {
   }
 }
 
-/// Drops the newest, so that kNamedLately extents that the program has named stay. Extents that
-/// were fetched ahead are as new, but not named yet.
+/// Drops the newest victims, so that kNamedLately extents that the program has named stay. Extents
+/// that were fetched ahead are as new, but not named yet.
 void spare_named_lately(std::vector<ListedExtent>& by_age) {
   for (size_t named = 0; named < kNamedLately && !by_age.empty();) {
     named += by_age.back().extent->has(kFlagAhead) ? 0 : 1;
@@ -44,7 +44,8 @@ void spare_named_lately(std::vector<ListedExtent>& by_age) {
   }
 }
 
-/// Requests for the oldest victims, up to `bytes`. They may have been used since.
+/// Requests for the first victims, as many as make up `bytes`. A victim leaves even if it was used
+/// since it was chosen.
 std::vector<MoveRequest> first_of(std::span<const ListedExtent> victims, uint64_t bytes) {
   std::vector<MoveRequest> requests;
   uint64_t request_bytes = 0;
@@ -68,7 +69,7 @@ std::vector<ListedExtent> Evictor::victims(uint64_t wanted_bytes, bool is_for_gu
   std::unordered_map<const Extent*, uint64_t> next_uses;
   if (parts_.cursor != nullptr) next_uses = parts_.cursor->next_uses();
   // Extents that a list op has announced are needed soon, whatever a plan foresees. Their places in
-  // its list are no ticks, but as small.
+  // its list are no ticks, but numbers as small.
   if (parts_.upcoming != nullptr) {
     for (const auto& [extent, place] : parts_.upcoming->next_uses()) {
       uint64_t& next_use = next_uses.try_emplace(extent, place).first->second;

@@ -11,7 +11,7 @@
 namespace tencache {
 namespace {
 
-// Plans of one kind are for sizes that differ by more than this.
+// Plans of one kind are for sizes that differ by more than this factor.
 constexpr double kSimilarSizes = 1.08;
 
 uint64_t bytes_of(const std::shared_ptr<const LearnedPlan>& plan) {
@@ -86,7 +86,7 @@ uint64_t LearnedPlan::ticks_to_next_use(uint32_t tensor, Tick position) const {
   const Trace& trace = period->trace;
   const TraceTensor& life = trace.tensors[tensor];
   // The room of a tensor that is not used again in this life is wanted until the tensor is freed.
-  // The op before the position may be open still, and free it in a moment.
+  // The op before the position may be open still, and free the tensor in a moment.
   if (!life.is_persistent() && next == life.allocated_at) {
     return trace.ticks_from(position, life.freed_at + 1);
   }

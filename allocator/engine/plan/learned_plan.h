@@ -45,8 +45,9 @@ struct LearnedKind {
   const Period& period() const { return *plans.front()->period; }
   /// The plan for sizes like these; null when there is none.
   std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
-  /// Takes in a plan: in place of one for similar sizes, and of a stored one; of the least useful
-  /// one where there is no room; of all where those were made for another period, a worse guess.
+  /// Takes in a plan. It replaces a stored one and those for similar sizes, or all that were made
+  /// for another period, a worse guess. Where there is no room, it replaces the one whose sizes the
+  /// next larger plan serves best.
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 

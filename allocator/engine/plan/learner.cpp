@@ -17,7 +17,8 @@ namespace tencache {
 namespace {
 
 // A search for repetitions takes time in proportion to the ticks it looks at. So the next one waits
-// until there are half as many again; in the second step, where one is near, for fewer.
+// for half as many again (in the second step, where a repetition is near, for a sixteenth), and for
+// kFirstSearchTicks at least.
 constexpr uint64_t kFirstSearchTicks = 64;
 constexpr uint64_t kSearchPart = 2;
 constexpr uint64_t kSearchPartInSecondStep = 16;
@@ -25,10 +26,11 @@ constexpr uint64_t kSearchPartInSecondStep = 16;
 // step's ticks have passed.
 constexpr uint64_t kSegmentsBeforeSearch = 2;
 // A step that has this part of a kind's ticks is one of its steps, with more or fewer ticks here
-// and there.
+// and there. A step of whose ticks a guess has this part is a copy of that guess.
 constexpr double kSameShare = 0.9;
 // A step that has this part of the only known copy of a kind is a better copy of it: the first step
-// creates what later ones use.
+// creates what later ones use. A loop of this run that has this part of a stored kind's ticks
+// replaces that kind.
 constexpr double kBetterShare = 0.5;
 // A sequence of additional ticks may hold a loop, which ends fewer than kTrailingTicksMax ticks
 // before the sequence does. All searches for it together look at kLoopSearchTicks ticks at most,
@@ -241,7 +243,7 @@ void Learner::learn_segment(const PeriodPlace& segment) {
 }
 
 // A loop that was found in the second step, before that had ended, from now on begins at its mark.
-// Where the loop is a stored kind in other words, the stored one goes.
+// Where the loop has much of a stored kind, the stored one goes.
 bool Learner::begin_at_mark(const PeriodPlace& segment) {
   std::optional<Period> period = build_period(ticks_, segment, recorder_);
   if (!period) return false;
@@ -330,7 +332,7 @@ bool Learner::recognise(const Candidate& candidate, const Period& period) {
     return kind.is_guess && kind.learned->period->has_same_ops(period);
   };
   if (candidate.is_second_step && std::ranges::any_of(kinds_, is_found)) return true;
-  // A guess may take for always there what was only never seen to end. So it seems to hold the
+  // A guess may take for always there what it has only never seen end, and so seem to contain the
   // better period.
   for (Kind& kind : kinds_) {
     const Period& known = *kind.learned->period;

@@ -4,19 +4,20 @@
 // library of plans, for each kind of period (training step, evaluation step, prefill, decode), and
 // gives it to the cursor to follow. A kind is planned as soon as one whole copy of it was seen,
 // which need not begin at a mark. Such a plan is a guess until a second copy confirms it, or takes
-// its place. After guesses in vain, fewer and fewer steps are planned. A sequence between two steps
-// that is long enough, like an evaluation, is a kind of its own. A step with other sizes of what is
+// its place. After guesses in vain, fewer and fewer steps are planned. A long sequence of other
+// ticks within a step, like an evaluation, is a kind of its own. A step with other sizes of what is
 // allocated anew is of the same kind. If the sizes differ much from those that are planned, the
 // kind gets another plan. A kind that was followed for some periods is planned again with newer
 // measurements, at ever longer intervals. After that, where planning is quick, the learner works
 // out the budget with which the kind would hardly wait.
 //
 // A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
-// cursor finds its extents; from then on the learner recognises copies of it. It may fit but for
-// some ops: another version of the program, another budget, which cuts list ops elsewhere. So until
-// a copy of this run has taken its place, the learner goes on looking while it is followed. It does
-// so, too, where a kind of this run was followed for some periods without an exact copy: the cursor
-// passes over ticks that differ, and the program may have changed for good.
+// cursor finds its extents; from then on the learner recognises copies of it. The stored period may
+// differ in some ops from what this run does: the program has another version, or another budget
+// cuts list ops elsewhere. So until a copy of this run has taken its place, the learner goes on
+// looking while it is followed. The learner does so, too, where a kind of this run was followed for
+// some periods without an exact copy: the cursor passes over ticks that differ, and the program may
+// have changed for good.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -45,9 +46,9 @@ namespace tencache {
 
 /// The figures for statistics.
 struct LearnerSummary {
-  uint64_t kinds = 0;        // in the library; each has a plan or several, for other sizes
+  uint64_t kinds = 0;        // in the library; each has a plan, or several for different sizes
   uint64_t replans = 0;      // plans for a kind that already had one
-  uint64_t dropped = 0;      // kinds that made place for others
+  uint64_t dropped = 0;      // kinds that made room for others
   uint64_t passed_over = 0;  // steps and additions that were not planned: those before were in vain
   uint64_t events_lost = 0;  // overwritten in the recorder's rings before they were read
   uint64_t planning_ns = 0;  // of processor time
@@ -72,7 +73,8 @@ class Learner {
   ~Learner();
 
   void start();
-  /// Call when there is something to look at: a step ended, a ring fills, a period was followed.
+  /// Call when there is something to look at: there is a stored period, a step ended, a ring fills,
+  /// or a period was followed.
   void nudge();
 
   LearnerSummary summary() const TENCACHE_EXCLUDES(mutex_);
@@ -163,7 +165,8 @@ class Learner {
   bool has_new_period_ = false;   // that was not looked at yet
   uint64_t looked_at_until_ = 0;  // the end of the period that was looked at last
   uint64_t dropped_ = 0;
-  // New kinds since one was followed or confirmed; of a full library, since ever.
+  // New kinds that were marked and seemed unlike all others, since one was followed or confirmed.
+  // Nothing resets the count while the library is full.
   uint64_t guesses_in_vain_ = 0;
   uint64_t additions_in_vain_ = 0;  // new ones that seemed to be no loop, since one was
 

@@ -22,7 +22,7 @@ constexpr size_t kKindsMax = 16;
 constexpr uint64_t kFirstReplanPeriods = 1;
 // Stalls below this share of compute time do not justify a larger budget.
 constexpr double kStallShareMax = 0.01;
-// A plan stays as long as the budget differs by less than this part.
+// A plan stays as long as the budget differs from its own by no more than one part in this many.
 constexpr uint64_t kBudgetParts = 16;
 // The search for a stall-free budget makes some more plans, so it is for periods that are planned
 // in some tenths of a second.
@@ -30,9 +30,9 @@ constexpr Tick kSearchedTicksMax = 3000;
 
 }  // namespace
 
-// A loop replaces its parts: while the library has both, hardly any place in either is the only one
-// that fits. A period also replaces the kind that the program has changed from, or the cursor would
-// go on following that one and skip every difference.
+// A loop that is no guess replaces its parts: while the library has both, hardly any place in
+// either is the only one that fits. It also replaces the kind that the program has changed from, or
+// the cursor would go on following that one and skip every difference.
 void Learner::add_kind(const Candidate& candidate, Period period) {
   if (!candidate.is_guess) {
     std::erase_if(kinds_, [&](const Kind& kind) {
@@ -127,9 +127,9 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   return followed;
 }
 
-// Uses the times and speeds of periods that were followed; the first plan's were of reactive ones.
-// To look at a period takes as long as it has ticks, so that happens once for each. A period has
-// ended once the first tick of the next one is there.
+// Plans with the times and speeds of periods that were followed; the first plan had those of
+// reactive ones. To look at a period takes time in proportion to its ticks, so that happens once
+// for each. A period has ended once the first tick of the next one is there.
 void Learner::plan_again(uint64_t number) {
   if (!has_new_period_) return;
   for (Kind& kind : kinds_) {
@@ -166,8 +166,8 @@ bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
 }
 
 // Plans the kind for the sizes of this copy unless it has a plan for similar ones under this
-// budget; true if it did. It is the cost of a plan, not of following it, that forbids one for each
-// size.
+// budget. Returns whether it planned. It is the cost of making a plan, not of following it, that
+// forbids one for each size.
 bool Learner::look_at_size(Kind* kind, const PeriodPlace& place) {
   const uint64_t allocated = allocated_bytes(ticks_, place);
   const auto known = kind->plan_where_allocated(allocated);

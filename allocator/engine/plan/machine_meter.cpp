@@ -11,15 +11,16 @@
 namespace tencache {
 namespace {
 
-// The assumed speed of a link before anything was moved.
+// The assumed speed of a link before enough was moved to tell.
 constexpr double kUnknownBytesPerS = 1e9;
 // What one migration takes besides moving its bytes: system calls and table entries.
 constexpr uint64_t kFixedNs = 50'000;
 
 }  // namespace
 
-// The extents that no op has named yet count here, but not the period's own tensors. Those are in
-// the period already: an op is about to name them, or none ever does.
+// Small blocks count here, extents that are to stay resident, and those that no op has named yet,
+// but not the period's own tensors. Those are in the period already: an op is about to name them,
+// or none ever does.
 uint64_t MachineMeter::fixed_bytes(const Period& period) const {
   uint64_t fixed = parts_.heap->small_bytes();
   for (const ListedExtent& listed : parts_.heap->extents()) {
@@ -34,7 +35,7 @@ uint64_t MachineMeter::fixed_bytes(const Period& period) const {
 }
 
 // A plan leaves the evictor its headroom, so that passes only have to make up for deviations, and
-// other programs what they have.
+// leaves other programs what they have.
 uint64_t MachineMeter::budget_bytes() const {
   const uint64_t limit_bytes = parts_.heap->budget().limit();
   const uint64_t left_bytes = headroom_of(limit_bytes) + parts_.heap->others_bytes();

@@ -23,8 +23,8 @@ constexpr ptrdiff_t kNear = 8;
 constexpr uint64_t kRowShare = 32;
 // A row is over when others have gone on this often since it last did.
 constexpr uint64_t kUsesMax = 32;
-// Listing all extents takes time in proportion to them. So it is done again only after this part of
-// them was late.
+// Listing all extents takes time in proportion to them. So that is done again only after more waits
+// than this part of the listed extents, and only for an extent that is not listed.
 constexpr uint64_t kListPart = 64;
 
 bool is_cold(const Extent& extent, uint64_t id) {
@@ -164,8 +164,8 @@ std::vector<MoveRequest> Neighbours::next_guesses() {
   return guesses;
 }
 
-// Passes make room, but the program causes them only while it waits or allocates. So this calls for
-// one.
+// Passes make room, but nothing may call for one while the program neither waits nor allocates. So
+// this does.
 void Neighbours::guess(std::vector<MoveRequest> guesses) const {
   const bool is_any = !guesses.empty();
   parts_.prefetcher->guess(std::move(guesses));

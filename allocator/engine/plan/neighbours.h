@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Neighbours: fetches ahead where nothing is known about the program. Extents that were allocated
-// in a row are mostly named in a row, too, or the other way round: parameters in a forward pass,
+// in a row are mostly named in a row, too, or in the reverse order: parameters in a forward pass,
 // activations in a backward pass, all that a checkpoint holds. So where the program has had to wait
 // for some extents that are neighbours by their numbers, the next ones in that direction are
 // fetched before it names them, up to a share of the budget. A few rows may take turns: a backward

@@ -20,7 +20,7 @@ struct NotedExtent {
 };
 
 inline NotedExtent noted(Extent* extent) { return {extent, extent->id, extent->bytes}; }
-/// Lets templates take either.
+/// Lets a template take extents and notes alike.
 inline NotedExtent noted(const NotedExtent& extent) { return extent; }
 
 }  // namespace tencache

@@ -10,7 +10,7 @@ namespace tencache {
 namespace {
 
 // How many ticks may be missing before an expected one, and before one that names an extent which
-// is always there.
+// is always there. The second also bounds how far ahead the chunks of a list op are looked for.
 constexpr Tick kSkippedMax = 8;
 constexpr Tick kSkippedToKnownMax = 256;
 // A surprise adds to the doubt, the next ones in a row add less, and each expected tick reduces it.
@@ -38,7 +38,7 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
 }
 
 // An op that has to wait for room does so while it is open, perhaps long before the device comes to
-// it. Where the op is only queued, what others need later must not take that room first.
+// it. Where the op is only queued, what later ops need must not take that room first.
 void PlanCursor::give_fetches(std::span<Extent* const> extents) {
   if (fetch_time_ == FetchTime::kAtClose) {
     const auto is_own = [extents](const MoveRequest& fetch) {
@@ -57,7 +57,8 @@ void PlanCursor::give_fetches(std::span<Extent* const> extents) {
 }
 
 // The op has closed, or has opened another one within it. An extent that was used meanwhile has
-// come by another way. The other requests are dated anew, so that they call off what began since.
+// come by another way. The other requests are dated anew, so that they call off evictions that
+// began since.
 void PlanCursor::give_held_fetches() {
   const auto own = pending_.find(std::this_thread::get_id());
   if (own == pending_.end() || own->second.fetches.empty()) return;
@@ -87,7 +88,7 @@ std::optional<uint32_t> PlanCursor::BoundPlan::known_tensor(uint64_t extent_id) 
   return known != known_tensors.end() ? std::optional(known->second) : std::nullopt;
 }
 
-// Returns false for another program.
+// Returns false where the cursor has to give up its place.
 bool PlanCursor::follow(uint64_t digest, std::span<Extent* const> extents, bool is_chunk) {
   if (agrees(*current_, position_, digest, extents, Unknown::kMayBeIt)) {
     if (doubt_ > 0) --doubt_;
@@ -211,7 +212,7 @@ bool PlanCursor::note_sizes(Tick tick, std::span<Extent* const> extents) {
 }
 
 // Takes the smallest plan that is large enough for today's sizes, else the largest. Tensors that
-// grow differently may disagree, so it goes down only once a period.
+// grow differently may disagree, so the cursor goes down only once a period.
 void PlanCursor::choose_plan() {
   double named_bytes = 0;
   std::vector<double> expected(current_->kind.plans.size(), 0);
@@ -268,7 +269,7 @@ void PlanCursor::give_up_place() {
   is_surprised_ = false;
   is_replaced_ = false;
   doubt_ = 0;
-  // Evictions stay requested: an extent whose last use that was is still as old as before.
+  // Evictions stay requested: nothing has made their extents newer.
   for (auto& [thread, pending] : pending_) pending.fetches.clear();
   sink_.forget_fetches();
 }
@@ -280,7 +281,7 @@ void PlanCursor::give_up_place() {
 void PlanCursor::catch_up(bool with_evictions) {
   const LearnedPlan& plan = current_->plan();
   const Trace& trace = plan.period->trace;
-  std::vector<bool> is_away(current_->bindings.size());  // by plan
+  std::vector<bool> is_away(current_->bindings.size());  // as the plan has it
   std::vector<std::pair<uint64_t, uint32_t>> by_deadline;
   std::vector<uint32_t> leaving;
   for (const PlannedMove& move : plan.planned.plan.moves) {
@@ -353,7 +354,8 @@ TENCACHE_SLOW void PlanCursor::give_pending() {
   if (!evictions.empty()) sink_.evict(evictions);
 }
 
-// The kind's plan for about so many bytes, else the smallest that is for more, else the largest.
+// The place among the kind's plans of the one for about so many bytes, else of the smallest that is
+// for more, else of the largest.
 size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
   const auto similar = kind.plan_for(born_bytes);
   size_t place = 0;

@@ -24,8 +24,8 @@
 //
 // Threads: any. mutex_ is held while fetches are requested, so that they arrive in the order of the
 // ticks, or of the closes; it is taken before the locks of whoever receives them. Evictions are
-// requested without it, because each of them is told to a GPU; the times of the requests show when
-// these are outdated.
+// requested without it, because that may call a GPU's driver; the times of the requests show which
+// are outdated.
 #pragma once
 
 #include <array>
@@ -63,7 +63,7 @@ struct Following {
   uint64_t lost = 0;                   // how often the place in a plan was given up
 };
 
-/// When the cursor gives the fetches that may begin at the start of an op, and that others need.
+/// When the cursor gives the fetches that may begin at the start of an op, but are for later ops.
 enum class FetchTime : uint8_t {
   kAtOpen,   // the op computes while it is open
   kAtClose,  // the op is only queued while it is open; what it allocates comes first
@@ -88,15 +88,15 @@ class PlanCursor final : public NextUses {
   explicit PlanCursor(PlanSink& sink, FetchTime fetch_time = FetchTime::kAtOpen)
       : sink_(sink), fetch_time_(fetch_time) {}
 
-  /// Whether there is a plan to follow. If not, the calls below may be left out.
+  /// Whether there is a plan to follow, or one is expected. If not, on_tick() may be left out.
   bool is_active() const { return is_active_.load(std::memory_order_relaxed); }
   /// Tells that there will be a plan of a stored period. Call before the first tick, so that the
-  /// cursor knows which one that is.
+  /// cursor knows which tick is the first.
   void expect_plan() { is_active_.store(true, std::memory_order_relaxed); }
 
-  /// Call when an op has opened and pinned these extents, in order. `digest` covers the op and its
-  /// extents. The op may be one chunk of a list op (engine/plan/upcoming_uses.h). Returns whether
-  /// it is the op that a plan expected.
+  /// Call when an op has opened and pinned these extents, in order. `digest` covers the op and
+  /// which of its accesses write. The op may be one chunk of a list op
+  /// (engine/plan/upcoming_uses.h). Returns whether it is the op that a plan expected.
   bool on_tick(uint64_t digest, std::span<Extent* const> extents, bool is_chunk = false)
       TENCACHE_EXCLUDES(mutex_);
   /// Call when no op is open on the calling thread any more.
@@ -137,7 +137,7 @@ class PlanCursor final : public NextUses {
     // The tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know
     // them.
     std::unordered_map<uint64_t, uint32_t> known_tensors;
-    // The newest accesses to such tensors, a ring.
+    // The newest accesses to tensors whose sizes tell the plans apart, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};
     size_t sized_access_count = 0;
 
@@ -213,11 +213,12 @@ class PlanCursor final : public NextUses {
   bool is_surprised_ TENCACHE_GUARDED_BY(mutex_) = false;     // the last tick was not expected
   bool has_gone_down_ TENCACHE_GUARDED_BY(mutex_) = false;    // to a smaller plan, in this period
   bool is_replaced_ TENCACHE_GUARDED_BY(mutex_) = false;      // the plan, and nothing has caught up
-  // Places that fit the last ticks; each is of the tick expected next there.
+  // Places that fit the last ticks; each is of the tick expected next there. The count is of the
+  // ticks that all of them have fitted and that name an extent that is always there.
   std::vector<Place> candidates_ TENCACHE_GUARDED_BY(mutex_);
-  uint32_t candidate_ticks_ TENCACHE_GUARDED_BY(mutex_) = 0;  // that all of them have fitted
-  uint64_t last_plan_ TENCACHE_GUARDED_BY(mutex_) = 0;        // the plan that was followed last
-  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;  // this period was followed from its start
+  uint32_t candidate_ticks_ TENCACHE_GUARDED_BY(mutex_) = 0;
+  uint64_t last_plan_ TENCACHE_GUARDED_BY(mutex_) = 0;  // the plan that was followed last
+  bool is_whole_ TENCACHE_GUARDED_BY(mutex_) = false;   // this period was followed from its start
   uint64_t period_begin_ns_ TENCACHE_GUARDED_BY(mutex_) = 0;
   std::array<uint64_t, kGram> history_ TENCACHE_GUARDED_BY(mutex_) = {};
   uint64_t history_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -13,7 +13,7 @@ namespace {
 // Several places of a plan must have fitted this many ticks that name extents which are always
 // there. Then they are the same place of a loop.
 constexpr uint32_t kLoopTicksMin = 6;
-// At most this many places share a gram; checking more would cost more than it tells.
+// At most this many places are kept for a gram; to check more would cost more than it tells.
 constexpr size_t kPlacesMax = 1024;
 
 }  // namespace
@@ -68,9 +68,10 @@ std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
   return places.size() == 1 ? std::optional(places.front()) : std::nullopt;
 }
 
-// The only place that fits if extents that are not known may be those of a stored period. While
-// none is known, layers that look alike fit several. Then the program is at the period's begin, if
-// it has just begun or did something else before.
+// The only place that fits if extents that are not known may be those of a stored period. Nullopt
+// where a place in a plan of this run fits, too. While no extent is known, layers that look alike
+// fit several. Then the program is at the period's beginning, if it has just begun or did something
+// else before.
 std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
     uint64_t digest, std::span<Extent* const> extents) const {
   const auto is_stored = [](const BoundPlan& bound_plan) { return bound_plan.roles.has_value(); };

@@ -132,8 +132,7 @@ std::optional<MoveRequest> Prefetcher::take() {
   return request;
 }
 
-// False also where nothing is guessed. Idle cached memory is room, too, where it serves any
-// request.
+// False also where nothing is guessed. Cached memory is room, too, where it serves any request.
 bool Prefetcher::has_room_for_guess() const {
   if (guesses_.empty()) return false;
   const Budget& budget = heap_.budget();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prefetcher: carries out the fetches that a plan requests, in order, ahead of use. It takes room
-// only where there is some: free room first, then that of cached extents; else it waits for an
-// eviction. While an op waits for a fetch on demand, or an allocation for room, the prefetcher
-// begins nothing new, so that the waiting thread has the disk to itself.
+// Prefetcher: carries out the fetches that a plan or a list op (engine/plan/upcoming_uses.h)
+// requests, in order, ahead of use. It takes room only where there is some: free room first, then
+// that of cached extents; else it waits for an eviction. While an op waits for a fetch on demand,
+// or an allocation for room, the prefetcher begins nothing new, so that the waiting thread has the
+// disk or the link to itself.
 //
 // Guesses (engine/plan/neighbours.h) come after all requests and hold up none of them. A plan knows
 // what the program is about to allocate, a guess does not: so guesses leave the headroom free.
@@ -35,15 +36,16 @@ class Prefetcher final : private RequestSource {
   void start();
 
   void request(std::span<const MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
-  /// Takes the place of all earlier guesses that have not begun.
+  /// Replaces all earlier guesses that have not begun.
   void guess(std::vector<MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
   /// Bytes of the guesses that have not begun and are not there otherwise.
   uint64_t guessed_bytes() const TENCACHE_EXCLUDES(mutex_);
-  /// Drops every request that was not taken.
+  /// Drops every request that was not taken, and the one that was taken last, should it be put
+  /// back.
   void forget() TENCACHE_EXCLUDES(mutex_);
   /// Whether any request is left, or anything is under way.
   bool has_requests() const TENCACHE_EXCLUDES(mutex_);
-  /// Whether one of these extents is cold, and its request is left.
+  /// Whether one of these extents is cold, and its request is left or was taken last.
   bool has_requests_for(std::span<Extent* const> extents) const TENCACHE_EXCLUDES(mutex_);
   /// Whether a fetch is under way or about to begin.
   bool is_at_work() const TENCACHE_EXCLUDES(mutex_);
@@ -68,7 +70,7 @@ class Prefetcher final : private RequestSource {
   std::deque<MoveRequest> requests_ TENCACHE_GUARDED_BY(mutex_);
   std::deque<MoveRequest> guesses_ TENCACHE_GUARDED_BY(mutex_);
   std::optional<MoveRequest> in_hand_ TENCACHE_GUARDED_BY(mutex_);  // the one that was taken last
-  bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;               // what was taken last
+  bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;               // the one taken last
   bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
   bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // drop what was taken last, if put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;

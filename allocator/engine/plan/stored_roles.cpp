@@ -7,7 +7,8 @@
 namespace tencache {
 namespace {
 
-// A place that was held for this many ticks, or half a period, was the right one.
+// A place that was held for this many ticks, or for half a period if that is less, was the right
+// one.
 constexpr uint64_t kHeldTicks = 32;
 // An op that fills a new extent calls others that name it, too.
 constexpr uint64_t kPassesPerTensor = 4;

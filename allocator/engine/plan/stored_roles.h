@@ -61,8 +61,8 @@ class StoredRoles {
   /// Call when the program made `tick`, and it agreed.
   void follow(Tick tick, std::span<Extent* const> extents);
   /// Whether a tick that was not expected may be what a program does only in its first repetition:
-  /// it makes the state that it then keeps. Allows a few for each tensor that had no extent at
-  /// first.
+  /// it makes the state that it then keeps. Allows a few such ticks for each tensor that had no
+  /// extent at first.
   bool passes_over(std::span<Extent* const> extents);
   /// Call when the cursor has given up its place in this period.
   void give_up();

@@ -89,7 +89,7 @@ std::vector<ParkedEvictions::Parked> ParkedEvictions::move_all_away(
   return moved;
 }
 
-// The parking extent stays until the transfer has ended, which still reads at its address.
+// The parking extent stays until the end of the transfer, which still reads at its address.
 void ParkedEvictions::call_off(Parked* parked) {
   Extent* extent = parked->eviction.extent;
   seal_.move_back(extent, parked->parking, extent->bytes);

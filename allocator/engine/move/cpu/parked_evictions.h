@@ -3,8 +3,9 @@
 // ParkedEvictions: evicts dirty extents whose pages can be parked. Their pages are moved away first
 // (engine/move/cpu/seal.h) and written from where they are then. Nobody can reach them there, so
 // the slot holds exactly the bytes that were hashed on their way; neither a copy nor a second hash
-// has to prove it (unlike Note [Bounce ring] in engine/move/cpu/eviction_writer.h). That halves
-// the processor time of an eviction, which a program that computes on all processors would miss.
+// has to prove it, as they do for other extents (Note [Bounce ring] in
+// engine/move/cpu/eviction_writer.h). That halves the processor time of an eviction, which a
+// program that computes on all processors would miss.
 //
 // The price: a thread that touches the extent while it is written waits. An op, a request to fetch
 // it and free() call the eviction off, which the writer looks for at each piece. Then the pages are

@@ -14,8 +14,9 @@
 //   allocation, so that the kernel need not clear new ones (memory/cpu_heap_frames.cpp). A dirty
 //   extent is written in this window, too (engine/move/cpu/parked_evictions.h).
 //
-// The first kind serves where room in the budget has to become free, because a thread waits for it,
-// and where the kernel does not move the pages.
+// The first kind serves where room in the budget has to become free, because a thread waits for it
+// or the budget is exceeded, and where the kernel does not move the pages or keep every thread from
+// them.
 //
 // Invariant: in both windows, nobody can change what is hashed until the extent is cold or resident
 // again.
@@ -52,7 +53,7 @@ class Seal {
   /// Whether a thread that writes to the extent would have to wait in the fault handler.
   bool needs_signal(const Extent* extent) const;
 
-  // The steps of the second kind of window, for what is written in it.
+  // The steps of the second kind of window, for extents that are written in it.
 
   /// Seals the extent. False when it is in use, or was used since the claim; it may be sealed even
   /// so.

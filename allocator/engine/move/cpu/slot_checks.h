@@ -27,8 +27,7 @@ class SlotChecks {
   SlotChecks(const DiskTier& disk, const SlotFetches& fetches, ForkLatch& latch)
       : disk_(disk), fetches_(fetches), fork_latch_(latch), reader_(disk.fd()) {}
 
-  /// Checks those of the extents that are cold. The others were read by a fetch, or are being
-  /// fetched.
+  /// Checks those of the extents that are cold. The others are in memory, or are being moved.
   void check(std::span<Extent* const> extents);
   /// Does the same in a forked child of the process that made the tier. A child that has closed the
   /// spill file checks nothing.

@@ -392,10 +392,10 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   heap_.count_unannounced(touched);
   note_written(extent, touched);
   extent->is_file_mapped.store(false, std::memory_order_relaxed);
-  // Only now are the pages of the page cache no longer mapped and can be dropped.
+  // Only now are the pages of the page cache unmapped, so that they can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
-  // A thread that waits for the extent already counts the fetch as late, so the flag has to be
-  // there first.
+  // A thread that waits for the extent already counts the fetch as late by this flag, so the flag
+  // comes before the extent is resident.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);
   heap_.forget_unannounced(extent);
@@ -414,7 +414,8 @@ void SlotFetches::note_written(Extent* extent, const TouchedPages& touched) {
 // pages of a file's mapping, and the kernel lets nobody wait there but by SIGSEGV. A thread that
 // blocks that signal would end the process. So where there is one, an extent that somebody has
 // written so opens no window. It stays cold, which is slow and right, until all of it was written;
-// then it is resident as it is. Returns the pages if that is so.
+// then it is resident as it is. Returns the written pages where there are any and such a thread
+// exists.
 std::optional<TouchedPages> SlotFetches::written_past_waiting(const Extent* extent) const {
   TouchedPages touched;
   if (!page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) return std::nullopt;

@@ -59,7 +59,7 @@ class SlotFetches {
     Extent* extent = nullptr;
     bool is_ahead = false;  // nobody waits for it
     char* scratch = nullptr;
-    uint64_t room_bytes = 0;     // in the budget, that it has
+    uint64_t room_bytes = 0;     // that it has in the budget
     uint32_t mapping_count = 1;  // of the scratch
     uint64_t begun_at = 0;       // a timestamp, when all its room was there
   };

@@ -25,7 +25,8 @@
 //   5. An op then waits for the extents that other threads bring.
 //
 // Threads: any. An extent in transition belongs to the thread that claimed it (memory/extent.h). No
-// lock is held across a copy, an I/O or a mapping. Each batch holds a MigrationPermit.
+// lock is held across a copy, an I/O or a mapping. A thread holds a MigrationPermit while it moves
+// bytes.
 #pragma once
 
 #include <chrono>
@@ -46,8 +47,8 @@ namespace tencache {
 
 class SlotMover final : public Mover {
  public:
-  /// `access_barrier` may be null; then pages of what leaves go back to the kernel.
-  /// Looks for unannounced writes every `look_interval`; never by itself if that is 0.
+  /// `access_barrier` may be null; then pages of what leaves go back to the kernel. `look_interval`
+  /// is the `interval` of UnannouncedWrites.
   SlotMover(CpuHeap& heap, DiskTier& disk, const PageMap& page_map,
             const AccessBarrier* access_barrier, Stats& stats,
             std::chrono::milliseconds look_interval)
@@ -72,7 +73,7 @@ class SlotMover final : public Mover {
   void count_unannounced() override { (void)unannounced_.count(); }
   void stop_looking() override { unannounced_.stop(); }
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
-  /// a mapping the extent stays cold, which is slow but right, and a warning says so.
+  /// a mapping the extent stays cold, which is slow but right; the first time, a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet /*streams*/, OpWait* wait) override {
     const LateFetches late = fetches_.fetch(extents);
     if (wait != nullptr) wait->add(late);

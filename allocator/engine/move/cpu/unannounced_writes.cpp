@@ -111,7 +111,8 @@ void UnannouncedWrites::work() {
   }
 }
 
-// Whether the process holds more anonymous memory than before, of which the budget knows nothing.
+// Whether to look through the extents. Either the process holds more anonymous memory than before,
+// of which the budget knows nothing, or the last look found writes going on.
 bool UnannouncedWrites::has_grown() {
   const uint64_t anonymous_bytes = memory_->anonymous_bytes();
   const uint64_t used_bytes = heap_.budget().used();
@@ -140,7 +141,7 @@ void UnannouncedWrites::keep_reserve(bool is_writing) {
 }
 
 // Note [Pace of unannounced writes]. The slow pace ends when a pass has made all of the headroom
-// free.
+// free, or when the writes have ended.
 void UnannouncedWrites::set_pace(bool has_found) {
   const Budget& budget = heap_.budget();
   const uint64_t headroom_bytes = headroom_of(budget.limit());

@@ -9,9 +9,9 @@
 // read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
 // where pages are there. That is too much to do often. So the thread looks every 5 to 20 ms (each
 // millisecond while the program writes) at one figure, the process's anonymous memory, which costs
-// a microsecond. Only when that grew by more than the budget explains does it look through the cold
-// extents. Looks in vain take at most a twentieth of one processor. The thread starts when the
-// first extent becomes cold.
+// a microsecond. It looks through the cold extents when that grew by more than the budget explains,
+// or when the last look found writes going on. Looks in vain take at most a twentieth of one
+// processor. The thread starts when the first extent becomes cold.
 //
 // Note [Pace of unannounced writes]: a program writes to memory faster than anything reaches a
 // disk. Such a write first reads its page from the slot. So as long as room is short, and such
@@ -19,9 +19,10 @@
 // that evictions keep up with. Besides, a share of the budget is reserved as long as such writes go
 // on.
 //
-// Evicting again is a fetch, which merges the private pages, and an eviction. An extent that is
-// being written right now would be written to disk in vain. So one whose private pages became more
-// since the look before, and that has others left, leaves only when nothing else can.
+// Evicting again is a fetch, which merges the private pages, and an eviction. An extent of which
+// the program has written every page needs no fetch. An extent that is being written right now
+// would be written to disk in vain. So one whose private pages became more since the look before,
+// and that has others left, leaves only when nothing else can.
 //
 // Threads: any; mutex_ guards what the last look found.
 #pragma once
@@ -63,8 +64,8 @@ class UnannouncedWrites {
   /// before.
   bool count() TENCACHE_EXCLUDES(mutex_);
 
-  /// Evicts extents again until `bytes` became free or none is left: those of which most was
-  /// written, or all that have private pages.
+  /// Evicts extents again until `bytes` became free or none is left: those of which half or more
+  /// was written, unless more was being written at the last look, or all that have private pages.
   EvictionResult evict_again(uint64_t bytes, bool takes_all) TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -5,7 +5,7 @@
 // when the extent left proves what was read. From the first failure on, everything comes by host
 // memory.
 //
-// DirectReads owns whether this way is open.
+// DirectReads alone decides whether this way is open.
 //
 // Threads: any; the calling thread waits for the disk. Lock-free.
 #pragma once
@@ -22,7 +22,7 @@ namespace tencache {
 
 class DirectReads {
  public:
-  /// This way is never open where `storage` is null or there is no hash. `storage` reads the file
+  /// This way is never open where `storage` is null or there is no hasher. `storage` reads the file
   /// of the spill's disk. The arguments outlive this object.
   DirectReads(const StreamParts& parts, DirectStorage* storage)
       : parts_(parts), storage_(parts.hasher != nullptr ? storage : nullptr) {}

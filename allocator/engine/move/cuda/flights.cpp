@@ -21,7 +21,7 @@ void Flights::take_off(const std::vector<CudaExtent*>& extents, StreamMark mark,
   flight->is_ahead = is_ahead;
   for (CudaExtent* extent : extents) {
     add(parts_.ledger.stats.fetched_bytes, extent->bytes);
-    // Until now an op has had the extent pinned.
+    // Until now an op has waited for these bytes on the host.
     if (!is_ahead) parts_.ledger.bytes_ahead.fetch_add(extent->bytes);
     extent->note_streams(stream);
     if (is_ahead) extent->set_flags(kFlagAhead);
@@ -116,7 +116,8 @@ void Flights::land(const Flight& flight) {
     const uint64_t bytes = extent->bytes;
     parts_.ledger.log_move(flight.is_ahead ? MoveKind::kFetchAhead : MoveKind::kFetch, extent->id,
                            bytes, flight.begun_at);
-    // The copy below may save one when the extent leaves again, as long as that can be proved.
+    // The copy below may save the next eviction a copy, where a hash can prove it. A block beyond
+    // the budget is no such copy.
     const bool is_wanted = extent->state() == ExtentState::kArriving;
     const bool is_loan = extent->host_block.is_beyond_budget();
     if (parts_.hasher == nullptr || !is_wanted || (is_loan && !extent->slot.is_valid())) {

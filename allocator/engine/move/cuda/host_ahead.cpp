@@ -10,7 +10,8 @@
 namespace tencache {
 namespace {
 
-// How often room is made to read ahead: in small host memory what is demoted may be needed next.
+// How many rounds of reading ahead there are at most, each but the first with room made for it: in
+// small host memory what is demoted may be needed next.
 constexpr int kReadRoundsMax = 8;
 
 }  // namespace

@@ -8,7 +8,7 @@
 // that are needed next, as much as host memory holds beside the room kept free. Those on disk alone
 // are read into room that is free, or held by spare copies, or made by demoting extents that are
 // needed later. The slot stays: should the plan be given up, demoting the extent again costs
-// nothing. Other threads demote meanwhile.
+// nothing. Other threads may demote meanwhile.
 //
 // Note [Copying ahead]. Evictions come in bursts, and a disk that idles before one is what the
 // burst waits for. So a plan may say how much is to lie on disk ahead of need. After reading ahead
@@ -59,12 +59,12 @@ class HostAhead {
     // The set of extents that are needed next has changed by some part.
     if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
   }
-  /// Call when another plan is followed, or none any more.
+  /// Call when somebody else tells what is needed next, or nobody any more.
   void on_plan() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ > 0) nudge();
   }
 
-  /// Says what host memory holds.
+  /// Says how much host memory holds, and how much of that is kept free.
   void describe(Machine* machine) const;
 
  private:

@@ -29,7 +29,7 @@ Result<HostBlock> HostBlocks::take(uint64_t bytes) {
     block = host_.allocate(bytes);
     if (block.is_ok() || room.freed_bytes > 0) continue;
     if (room.was_called_off) {
-      // Nothing is full and nothing failed: another moment is a better one.
+      // Nothing is full and nothing failed: a later try may find room.
       block = Status(StatusCode::kUnavailable,
                      "What would make room in host memory is wanted, or on its way back.");
     }
@@ -87,8 +87,8 @@ std::vector<CudaExtent*> HostBlocks::take_blocks(FetchBatch* batch) {
   std::vector<CudaExtent*> on_disk;
   for (CudaExtent* extent : batch->extents) {
     if (!extent->host_block.is_valid()) {
-      // Only the first of those that an op brings together may go beyond the budget: when these
-      // have come back, their blocks serve the others.
+      // Of the extents that an op brings together, only the first may go beyond the budget: when
+      // those with a block have come back, their blocks serve the others.
       const bool may_wait = !batch->is_ahead && !with_block.empty();
       if (may_wait && !batch->later.empty()) {  // one has found no room, so the others do not look
         batch->later.push_back(extent);

@@ -20,7 +20,7 @@ namespace {
 // Target duration of a batch: keeps the disk busy and bounds the wait.
 constexpr double kBatchS = 20e-3;
 constexpr uint64_t kBatchBytesMax = 32 * kMiB;
-// A batch that ops have called off frees nothing and says nothing about the next one.
+// A batch that was called off may free nothing, and says nothing about the next one.
 constexpr int kTriesMax = 8;
 // The speed of a disk that was not measured.
 constexpr double kUnknownDiskBytesPerS = 2e9;
@@ -276,7 +276,7 @@ uint64_t HostSpill::copy_ahead_bytes() {
 }
 
 bool HostSpill::copy(uint64_t bytes) {
-  uint64_t freed_bytes = 0;  // stays 0: so do the blocks
+  uint64_t freed_bytes = 0;  // stays 0, because the blocks stay
   std::vector<Demotion> copies = claim(bytes, /*keeps_blocks=*/true, &freed_bytes);
   bool has_room = true;
   std::erase_if(copies, [&](Demotion& copy) {

@@ -22,9 +22,10 @@
 // One batch is demoted at a time, by a thread that needs the room, or by one that keeps some of it
 // free (engine/move/cuda/host_ahead.h). A thread that finds a demotion under way waits for its end
 // instead of looking for victims that are all claimed, and looks itself if that one found none. A
-// batch is what the disk writes in some ten milliseconds. A thread that claims cold extents for
-// something else says so (OtherClaim). Another thread that finds nothing to demote meanwhile waits
-// for that claim to end, because the claimed extents can give their blocks back then.
+// batch is what the disk writes in some twenty milliseconds or less. A thread that claims cold
+// extents for something else says so (OtherClaim). Another thread that finds nothing to demote
+// meanwhile waits for that claim to end, because the claimed extents can give their blocks back
+// then.
 //
 // Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O. plan_mutex_
 // is held while the plan cursor is asked what it needs next.
@@ -85,7 +86,8 @@ class HostSpill {
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
   /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
   /// leaves them their blocks. False where the disk has no room for all of it: no slot is given up
-  /// for a copy that may wait. REQUIRES: as demote(), and an OtherClaim.
+  /// for a copy that may wait. REQUIRES: the thread holds a MigrationPermit, and an OtherClaim
+  /// lives.
   bool copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
   /// How many bytes are worth reading at once.
   uint64_t read_batch_bytes() const;

@@ -11,7 +11,7 @@ namespace {
 
 // The speed of a link that was not measured.
 constexpr double kUnknownLinkBytesPerS = 50e9;
-// Requests are carried out in parts of this time of the link, so that room appears steadily.
+// Requests are carried out in parts that take the link this long, so that room appears steadily.
 constexpr double kAtOnceS = 300e-6;
 // A kernel takes multiprocessors from the program's own, so it has to be this much faster.
 constexpr double kKernelGainMin = 1.1;

@@ -39,8 +39,8 @@ class LinkCopies {
   LinkCopies(const LinkCopies&) = delete;
   LinkCopies& operator=(const LinkCopies&) = delete;
 
-  /// Copies the block out and back by each way; the faster one is used from then on. Waits for the
-  /// copies.
+  /// Copies the block out and back by each way. From then on the kernel makes the copies of a
+  /// direction in which it was clearly faster. Waits for the copies.
   Status measure(CUdeviceptr address, const HostBlock& block);
 
   /// Queues a copy on the stream of evictions. After a refusal a part of it may be under way.

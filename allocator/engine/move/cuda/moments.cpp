@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// How many moments are remembered. The oldest of them covers all older uses.
+// How many moments are remembered. The oldest of them covers all older uses on its streams.
 constexpr size_t kMomentsMax = 64;
 
 }  // namespace

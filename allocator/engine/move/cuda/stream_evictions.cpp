@@ -32,9 +32,9 @@ std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, u
   return requests.first(count);
 }
 
-// The first extent that is requested to leave while it is on its way here. A program that is ahead
-// of the link gives up what it has not used yet on the device. Such an extent arrives before that
-// use, which its eviction waits for in any case.
+// The first extent that is requested to leave while it is on its way to the GPU. A program that is
+// ahead of the link gives up what it has not used yet on the device. Such an extent arrives before
+// that use, which its eviction waits for in any case.
 const Extent* first_arriving(std::span<const MoveRequest> requests) {
   for (const MoveRequest& request : requests) {
     if (!request.is_current() || request.is_outdated()) continue;
@@ -90,8 +90,8 @@ void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSou
   }
 }
 
-// Takes requests from the source. Where one has no mark, this marks the users, for this time and
-// the next.
+// Takes requests from the source. Where a request comes without a moment, this makes one for all
+// that were taken, which later requests may use, too.
 std::vector<MoveRequest> StreamEvictions::take(EvictionSource& source, uint64_t bytes_under_way) {
   std::vector<MoveRequest> requests = source.take(bytes_under_way);
   const auto is_marked = [](const MoveRequest& request) { return request.queued != nullptr; };
@@ -139,7 +139,7 @@ std::vector<MoveRequest> StreamEvictions::take_more(Run* run) {
 }
 
 // Phases 1 and 2: claim, then blocks and copies. From the claim on the extents are ours, and still
-// usable by the program. While a thread waits, for an arrival or for room for a block, the parts
+// usable by the program. Before the thread waits, for an arrival or for room for a block, the parts
 // under way leave.
 void StreamEvictions::begin(std::span<const MoveRequest> requests, Run* run) {
   if (first_arriving(requests) != nullptr) {
@@ -221,8 +221,9 @@ StreamEvictions::Part StreamEvictions::claim(std::span<const MoveRequest> reques
   return part;
 }
 
-// Takes blocks as far as that is quick. False when the rest keeps this thread: host memory has to
-// grow, or a demotion has to make room in it, or a copy takes the thread along.
+// Takes blocks as far as that is quick. False when the rest keeps this thread busy: host memory has
+// to grow, a demotion has to make room in it, or the thread takes part in the copy to a block that
+// is not pinned.
 bool StreamEvictions::take_blocks_at_once(const std::vector<Eviction>& evictions) {
   return std::ranges::all_of(evictions, [this](const Eviction& eviction) {
     HostBlock& block = eviction.extent->host_block;

@@ -6,8 +6,8 @@
 //      whose marks the device waits: E is hashed, on a stream of its own, so that the hashes of one
 //      part are made while the part before it is copied; then its bytes are copied, on the stream
 //      of that direction. The streams are marked now, unless a moment from before covers all uses
-//      of E (engine/move/cuda/moments.h). E is neither hashed nor copied when the block that it
-//      still has from the last time is presumed to hold its bytes,
+//      of E (engine/move/cuda/moments.h). E is neither hashed nor copied when the block or slot
+//      that it still has from the last time is presumed to hold its bytes,
 //   3. waits, on the thread that evicts, until that is done, and for what streams that the program
 //      has announced (record_stream) were given meanwhile. Then it seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. E is hashed
@@ -15,11 +15,11 @@
 //      was undone before the second hash,
 //   4. unmaps the frame. E is cold; its room is free.
 //
-// Extents leave in parts. Some parts go through 1 and 2 while the one before them is in 3, and the
-// source of requests is asked for more when none is left, so that the link does not run dry: after
-// a copy, proof and unmapping take the thread some 0.5 ms, longer than the copy of a small part. An
-// extent that is requested and still on its way here is awaited before 1: its op, which comes after
-// that, was queued when the request was made.
+// Extents leave in parts. So that the link does not run dry, some parts go through 1 and 2 before
+// the one ahead of them goes through 3, and the source of requests is asked for more when none is
+// left. After a copy, proof and unmapping take the thread some 0.5 ms, longer than the copy of a
+// small part. An extent that is requested while it is still on its way to the GPU is awaited before
+// 1: the op that it comes for was queued when the request was made.
 //
 // A pin, a use or a differing hash at any point leaves E resident and nothing is lost. Hashing
 // reads device memory alone and returns 16 bytes. Without NVRTC, which compiles the kernel, nothing
@@ -29,8 +29,8 @@
 //   1. An extent that was claimed is cold or abandoned when a call returns.
 //   2. A block or a frame goes to others only when nothing queued here uses it any more.
 //
-// Threads: any. The calling thread holds a MigrationPermit, which it renews between two parts where
-// a fork waits. It holds no lock across a call of the driver; the moments have their own.
+// Threads: any. The calling thread holds a MigrationPermit, which it renews where a fork waits,
+// once no part is under way. StreamEvictions has no lock; the moments have one.
 #pragma once
 
 #include <cstddef>
@@ -84,7 +84,7 @@ class StreamEvictions {
     std::optional<PendingHash> before = std::nullopt;  // of what is copied
     std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
     StreamMark done = {};                              // with the users, the copy, the last hash
-    MomentPtr users_done = {};                         // covers every use; null: is not known
+    MomentPtr users_done = {};                         // covers every use; null: not known
   };
   /// The evictions that are moved at a time.
   struct Part {

@@ -20,8 +20,8 @@ void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run
   });
 }
 
-// On a mismatch, try again if we relied on an old copy; else somebody is writing the extent, so it
-// stays.
+// On a mismatch, an eviction that relied on an old copy is tried again. Otherwise somebody is
+// writing the extent, so it stays.
 void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run) {
   await_recorded(evictions, run);
   seal(evictions);
@@ -108,7 +108,7 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
 }
 
 // A copy that was begun is worth nothing once the extent may be written again, and an older one is
-// worth nothing once the extent was freed, be it allocated anew.
+// worth nothing once the extent was freed, even if it was allocated anew.
 void StreamEvictions::abandon(const Eviction& eviction) {
   CudaExtent* extent = eviction.extent;
   const bool is_freed =

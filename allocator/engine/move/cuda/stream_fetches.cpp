@@ -60,7 +60,7 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
     }
     if (!left_cold.empty()) --*tries;
   }
-  if (has_landed) flights_.settle(false);  // so that the next op finds it resident
+  if (has_landed) flights_.settle(false);  // so that the next op finds the extent resident
   return cold_again;
 }
 
@@ -105,7 +105,8 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
       std::this_thread::yield();  // it is about to take off, or has just landed
       continue;
     }
-    // A busy cold extent is being demoted, which our pin calls off.
+    // A busy cold extent is being demoted or copied, which our pin calls off, or read back. This
+    // waits for the end of that.
     if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
     // The extent was freed meanwhile: a launch may pass on stale addresses, and that memory was not
     // needed.
@@ -116,8 +117,8 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
 }
 
 // Extents that find room travel while room is made for the rest. One thread at a time does that:
-// two that each have room for a part would both go over the budget for the other. Returns those
-// that stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
+// two that each have room for a part would both go over the budget for the rest. Returns those that
+// stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
 std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed,
                                                             StreamSet streams) {
   if (claimed.empty()) return {};
@@ -133,8 +134,9 @@ std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent
   return std::move(batch.left_cold);
 }
 
-// Reserves room, for all extents if there is enough; returns for how many, from the first on. Else
-// this waits for the room of the first one, or for that of all.
+// Reserves room, for all extents if there is enough; returns for how many, from the first on. Where
+// there is not enough, this waits for the room of the first one if `one_by_one`, else for that of
+// all.
 size_t StreamFetches::take_room(std::span<CudaExtent* const> extents, bool one_by_one,
                                 StreamSet streams) {
   uint64_t bytes = 0;
@@ -185,7 +187,8 @@ uint64_t StreamFetches::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// A fetch ahead of use waits for the demotion of its extent, which the request has called off.
+// A fetch ahead of use waits for the demotion of its extent, which the request has called off, or
+// for the end of a read from disk.
 bool StreamFetches::claim_when_demoted(Extent* extent) {
   while (!extent->claim_for_fetch()) {
     const uint64_t word = extent->load();
@@ -211,8 +214,8 @@ void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   if (!batch.extents.empty()) bring(&batch);
 }
 
-// Brings the extents of the batch. Afterwards those are still to be brought that found no room in
-// host memory.
+// Brings the extents of the batch. Afterwards the batch has those still to bring that found no room
+// in host memory.
 void StreamFetches::bring(FetchBatch* batch) {
   const auto is_fetching = [](const CudaExtent* extent) {
     return extent->state() == ExtentState::kFetching;
@@ -260,7 +263,7 @@ void StreamFetches::bring_directly(FetchBatch* batch, CopyStream& stream) {
     direct_reads_.close(status);
   }
   if (arrived.empty()) return;
-  // The mark is reached already, as far as that can be said; a flight needs one.
+  // The bytes are there already, but a flight needs a mark.
   StreamMark mark;
   (void)stream.mark().move_to(&mark);
   flights_.take_off(arrived, std::move(mark), parts_.heap.streams().set_of(stream.handle()),
@@ -290,8 +293,8 @@ void StreamFetches::map_frames(std::vector<CudaExtent*>& extents, FetchBatch* ba
   extents.clear();
 }
 
-// After a refusal, nothing that was queued uses the frames any more when this returns, and they are
-// gone.
+// After a refusal, nothing that was queued uses the frames any more when this returns, and the
+// frames are gone.
 Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
                               StreamMark* mark) {
   Status status;

@@ -15,8 +15,8 @@
 //
 // An extent that lies on disk alone is read into a block before its fetch takes a frame, on the
 // thread that fetches: an op that needs it waits for the disk on the host, a fetch ahead of use
-// keeps nobody waiting. The slot stays with the extent as a spare copy, as the block does, as long
-// as nothing proves that other bytes leave. Where the disk can be read straight into the GPU
+// keeps nobody waiting. The slot stays with the extent as a spare copy, as the block does, until
+// other bytes leave. Where the disk can be read straight into the GPU
 // (engine/move/cuda/direct_reads.h), the frame comes first; what does not arrive whole comes by
 // host memory.
 //
@@ -71,7 +71,7 @@ class StreamFetches {
   StreamFetches& operator=(const StreamFetches&) = delete;
 
   /// These do the work of Mover::fetch and Mover::prefetch. Where the driver refuses, the extent
-  /// stays cold and a warning says so.
+  /// stays cold; the first time on demand, a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait);
   uint64_t prefetch(RequestSource& requests);
 

@@ -67,14 +67,14 @@ class StreamMover final : public Mover {
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.
   ~StreamMover() override;
 
-  /// From now on a thread keeps this much of the host's budget free, where there is a disk below
-  /// it. Call once at most.
+  /// From now on a thread keeps this much of the host's budget free, and reads and writes ahead
+  /// (HostAhead), where there is a disk and this is not 0. Call once at most.
   void keep_host_free(uint64_t headroom_bytes);
 
-  /// Copies this many bytes to the host and back, as far as the budget has room for them, so that
-  /// the first plan knows the link, by the copy engines and by the kernel: the faster one is used
-  /// from then on. Waits for the copies; the driver has the memory again afterwards. REQUIRES:
-  /// nothing is migrated yet, and nothing is cached that is to stay.
+  /// Measures the link, for the first plan and for the choice between copy engines and kernel.
+  /// Copies at most this many bytes to the host and back by each way, as far as the budgets have
+  /// room for them. Waits for the copies; the driver has the GPU's memory again afterwards.
+  /// REQUIRES: nothing is migrated yet, and nothing is cached that is to stay.
   Status measure_link(uint64_t bytes);
 
   EvictionResult evict(std::span<Extent* const> extents) override;

@@ -31,7 +31,7 @@ struct CopyStreams {
   StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
   /// REQUIRES: the program's streams have no numbers yet, so that each of these gets a bit of its
-  /// own. Copies to the host heed `pause`; null: they go on.
+  /// own. Copies to pinned host memory heed `pause`; null: they go on.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
                                     const CopyPause* pause);
 };
