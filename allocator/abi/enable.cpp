@@ -133,7 +133,7 @@ CudaShim find_cuda_shim(const std::filesystem::path& folder, const TorchVersion&
           .has_gpu = true};
 }
 
-/// Settles the option backend; returns the library to install.
+/// Settles the option backend and returns the name of the library to install.
 Result<std::string> choose_shim(Runtime& runtime, const std::filesystem::path& folder,
                                 const TorchVersion& torch) {
   const std::string on_cpu = kShimPrefix + torch.minor + kLibrarySuffix;

@@ -79,7 +79,8 @@ uint32_t Engines::register_op(std::string_view name) {
     names_.emplace_back(name);
     entry->second = static_cast<uint32_t>(names_.size());
     for (const EngineEntry& entry : all()) {
-      // A forked child's engine is passive: its lock may have been held at the fork.
+      // In a forked child the engine is passive: the recorder's lock may have been held at the
+      // fork.
       if (!entry.engine->is_passive()) entry.engine->recorder().register_op(name);
     }
   }
@@ -92,21 +93,21 @@ void* Engines::stream_of(const EngineEntry& entry) const {
   return current_stream != nullptr ? current_stream(entry.ordinal) : nullptr;
 }
 
-// An op without extents on this GPU needs no stream lookup.
 void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses) {
   Engine& engine = *entry.engine;
   if (entry.ordinal == EngineEntry::kHost) {
     engine.gate().open(op, accesses);
     return;
   }
+  // An op without extents on this GPU needs no stream lookup.
   if (engine.is_passive() || !names_something(engine, accesses)) {
     engine.gate().open(op, {});
     return;
   }
   void* const stream = stream_of(entry);
   if (stream == TENCACHE_STREAM_PER_THREAD) [[unlikely]] {
-    // This is another stream on each thread, so it has no number: only the host can wait, and what
-    // the stream may use stays.
+    // The per-thread default stream is another one on each thread, so it has no number: only the
+    // host can wait for what arrives, and what such a stream may use stays.
     engine.gate().keep_resident(accesses);
     engine.gate().open(op, accesses);
     return;
@@ -130,7 +131,7 @@ void Engines::close() {
   const uint32_t level = --thread.depth;
   for (size_t index = 0; index < thread.known_count; ++index) {
     if (thread.first_depth[index] > level) [[unlikely]] {
-      thread.first_depth[index] = level;  // it was added later
+      thread.first_depth[index] = level;  // the engine was not told of this op
     } else if (entries_[index].engine != nullptr) {
       entries_[index].engine->gate().close();
     }
@@ -145,7 +146,7 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
     void* const stream = stream_of(entry);
-    // open_on() keeps what such a stream uses resident.
+    // What such a stream uses needs no hold, because open_on() keeps it resident.
     if (stream == TENCACHE_STREAM_PER_THREAD || engine.device().is_capturing(stream)) continue;
     const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);

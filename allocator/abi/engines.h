@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines: all engines of the process, used as one: the cpu backend's, or those of the GPUs that
-// the process has opened (usually one). An op that passes the gate of the process passes the gate
-// of every engine, and each engine handles the extents in its own memory. An op queues its work on
-// a GPU's current stream, which the host program tells.
+// Engines: all engines of the process, used as one. They are the cpu backend's, or those of the
+// GPUs that the process has opened (usually one). An op that passes the gate of the process passes
+// the gate of every engine, and each engine handles the extents in its own memory. An op queues its
+// work on a GPU's current stream, which the host program names.
 //
 // Invariants
 // 1. An op has the same number in every engine. Names are registered everywhere in one order, and a
@@ -12,8 +12,8 @@
 //    threads have ops open, so each thread knows for each engine at which depth it was first told
 //    of an op (Note [Depth] in the source).
 // 3. Extents that an op names on a capturing stream stay resident from then on: the graph is
-//    replayed where no gate sees it. So do those on the per-thread default stream, for which
-//    nothing can wait.
+//    replayed where no gate sees it. So do those on the per-thread default stream, because no
+//    eviction could wait for it.
 //
 // Threads: any. mutex_ is held only for bookkeeping, for registering names, and while the process
 // forks. remove() is for tests.
@@ -56,7 +56,7 @@ class Engines {
   Engines(const Engines&) = delete;
   Engines& operator=(const Engines&) = delete;
 
-  /// Sets the function that tells on which stream a GPU's ops queue their work. Until then it is
+  /// Sets the function that tells on which stream a GPU's ops queue their work. Until then that is
   /// the default stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
 
@@ -66,7 +66,8 @@ class Engines {
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
   /// The open engines, in the order in which they were opened.
   std::vector<EngineEntry> all() const;
-  /// How many engines were ever added, and each of them; null if it was removed.
+  /// How many engines were added, and each of them: null if it was removed. When the last one goes,
+  /// the count begins anew.
   size_t count() const { return count_.load(std::memory_order_acquire); }
   Engine* engine_at(size_t index) const { return entries_[index].engine; }
 
@@ -90,7 +91,7 @@ class Engines {
   /// Whether the gate of any engine must be told of ops.
   bool is_armed() const;
   uint64_t evict_all() const;
-  /// Gives cached memory of all engines back; returns how many bytes went.
+  /// Gives the cached memory of all engines back and returns how many bytes that was.
   uint64_t empty_caches() const;
   /// Peaks begin anew with what is used now.
   void reset_peaks() const;
@@ -100,7 +101,8 @@ class Engines {
   void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
   std::atomic<CurrentStream> current_stream_{nullptr};
-  // add() writes an entry before it raises count_; remove() sets the entry's engine to null.
+  // add() writes an entry before it raises count_. remove() sets the entry's engine to null, and
+  // count_ to 0 when no engine is left.
   std::array<EngineEntry, kEnginesMax> entries_;
   std::atomic<size_t> count_{0};
 

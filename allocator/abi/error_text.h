@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a Status crosses the C ABI: the code is the return value, or null where that is a pointer;
-// code and text go to the caller's struct.
+// How a Status crosses the C ABI: the function returns the code, or null where it returns a
+// pointer; code and text go to the caller's struct.
 #pragma once
 
 #include <algorithm>

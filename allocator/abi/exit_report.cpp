@@ -72,7 +72,8 @@ void say_not_written(const char* what, const std::string& path, const std::strin
 void write_stats(Runtime& runtime, const Json& stats) {
   const std::string path = runtime.option_text("stats");
   if (path == kNoFile) return;
-  // Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
+  // Paths come from the program, so dump() is told to replace invalid UTF-8; otherwise it would
+  // throw.
   const std::string text =
       stats_for_file(runtime, stats).dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
   const Status written = write_output_file(path, [&text](OutputText& file) { file.append(text); });
@@ -87,7 +88,7 @@ void write_trace(const Runtime& runtime) {
     say_not_written("trace", path, error.message);
     return;
   }
-  std::error_code no_size;  // as of a pipe
+  std::error_code no_size;  // a pipe has none
   const uintmax_t bytes = std::filesystem::file_size(path, no_size);
   if (no_size) return;
   TENCACHE_LOG_INFO("the trace is in %s (%s)", shown(path).c_str(), format_bytes(bytes).c_str());
@@ -102,7 +103,7 @@ void say_whether_recorded(const Runtime& runtime) {
       shown(path).c_str());
 }
 
-// By how much a budget was exceeded. Each GPU has a budget; the outer figures are sums.
+// The most by which one budget was exceeded. Each GPU has a budget; the outer figures are sums.
 uint64_t excess_bytes(const Json& stats) {
   const auto gpus = stats.find("gpus");
   if (gpus == stats.end() || gpus->empty()) return stats["over_budget"]["peak_bytes"];

@@ -78,7 +78,7 @@ struct LaunchGate::Stream {
   void* const handle;
   bool is_found = false;
   StreamSet set = kNoStreams;
-  bool is_of_open_ops = false;  // those make it wait for arriving extents
+  bool is_of_open_ops = false;  // then those ops make it wait for arriving extents
   bool has_asked = false;
   bool captures = false;
 };
@@ -93,10 +93,11 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
     stream.find();
-    // Note the streams even if no op has named the extent yet: once one does, it can leave.
+    // Note the streams even if no op has named the extent yet: once one does, the extent can leave.
     extent->note_streams(stream.set);
     if (gate.has_announced(extent)) {
-      // The op's library may use a stream of its own, and leave it to the caller to wait for it.
+      // The op's library may use a stream of its own, and leave it to its caller to wait for that
+      // stream.
       extent->note_streams(stream.numbered());
       const bool is_there = Extent::usable_in(extent->state());
       if (!is_there && !stream.is_of_open_ops) arriving.push_back(extent);
@@ -104,7 +105,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
     }
     if (stream.is_capturing()) add(engine.stats().graph_extents, gate.keep_resident({&access, 1}));
     if (!stream.is_known()) extent->set_flags(kFlagKeepResident);
-    if (!extent->has(kFlagSeen)) {  // it may be a stale address
+    if (!extent->has(kFlagSeen)) {  // the address may be stale
       pin_until_queued(extent);
       if (!extent->has(kFlagSeen)) continue;
     }

@@ -5,18 +5,20 @@
 // preloaded library (guard/) sees each launch before it is queued and asks here.
 //
 // If the thread's open ops have announced all memory of a launch, the launch costs a look at each
-// address. An extent that no op has ever named does not leave; such an extent also costs a pin
-// until the launch is queued. Any other launch counts as an op: it pins what it uses, waits for
-// what is cold, and is learned, so that a plan brings its tensors in time. We do not know what it
-// does to each tensor, so it counts as a write.
+// address. If an extent is still arriving, and the launch is in another stream than the ops, its
+// stream is made to wait. An extent that no op has ever named does not leave; such an extent also
+// costs a pin until the launch is queued. Any other launch counts as an op: it pins what it uses,
+// waits for what is cold, and is learned, so that a plan brings its tensors in time. We do not know
+// what it does to each tensor, so it counts as a write.
 //
 // A kernel argument may look like an address without being one, or be stale. Then a tensor is
 // pinned or fetched for nothing. It does no harm if another thread frees the tensor at this moment.
 //
-// A stream that no op has used gets no number here: numbers are few, and a library may make a
-// stream for a moment. The same holds for a stream of a GPU that is not the thread's current one,
-// and for the per-thread default stream. If a launch there uses an extent without an op, we wait
-// for the extent on the host, and it stays on its GPU until it is freed.
+// A stream that no op has used gets a number here only when it uses what an open op has announced:
+// numbers are few, and a library may make a stream for a moment. A stream of a GPU that is not the
+// thread's current one never gets a number here, nor does the per-thread default stream. If a
+// launch in a stream without a number uses an extent that no open op has announced, we wait for the
+// extent on the host, and it stays on its GPU until it is freed.
 //
 // Threads: any. A launch that counts as an op takes the lock of Engines for its name.
 #pragma once
@@ -44,7 +46,7 @@ class LaunchGate {
   /// Call when a kernel was launched whose arguments could not be read.
   void on_unreadable();
 
-  /// How many launches used extents that no op had announced, and how many could not be read.
+  /// How many launches counted as ops, and of how many kernels the arguments could not be read.
   uint64_t unannounced() const { return unannounced_.load(std::memory_order_relaxed); }
   uint64_t unreadable() const { return unreadable_.load(std::memory_order_relaxed); }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LivePage: the counters of a running process, for other processes to read (`tencache top`). It is
-// a memfd of this layout; python/tencache/_live.py reads it. A change of the layout gets a new
+// LivePage: the counters of a running process, for other processes to read (`tencache top`). The
+// page is a memfd of this layout; python/tencache/_live.py reads it. A changed layout gets a new
 // version.
 //
 // Note [Live page]: the page has no name in any file system. Whoever may look into the process
-// finds it among its descriptors (/proc/PID/fd, "memfd:tencache-live"), also from outside of a
-// container: the user itself and root, as the kernel decides. Nothing is left of it when the
-// process is gone, however it ends. A forked child inherits the descriptor and not the mapping;
-// `start_ticks` tells whose page it is. It is sealed against other sizes, so a reader never faults.
-// The process writes it and never reads it, and never uses the descriptor again. It holds counters
-// and no text, no name and no address.
+// finds the page among the process's descriptors (/proc/PID/fd, "memfd:tencache-live"), also from
+// outside of a container: its own user and root, as the kernel decides. Nothing is left of the page
+// when the process is gone, however it ends. A forked child inherits the descriptor and not the
+// mapping; `start_ticks` tells whose page it is. The page is sealed against other sizes, so a
+// reader never faults. The process writes the page, reads nothing of it but `sequence`, and never
+// uses the descriptor again. The page holds counters and no text, no name and no address.
 //
-// Readers compare `sequence` before and after: it is odd while the page is being written.
+// Readers compare `sequence` before and after: it is odd while a sample is being written.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +57,8 @@ struct LivePage {
   uint64_t sequence = 0;
   uint64_t start_ticks = 0;  // of the process, as in /proc/PID/stat
   uint64_t rank_plus_1 = 0;  // 0: the launcher gave none
-  uint64_t started_ns = 0;   // CLOCK_MONOTONIC, when tencache started
-  uint64_t sampled_ns = 0;   // and when this was written
+  uint64_t started_ns = 0;   // when tencache started, by CLOCK_MONOTONIC
+  uint64_t sampled_ns = 0;   // when this sample was taken
   uint64_t is_armed = 0;
   uint64_t engine_count = 0;
   LiveEngine engines[kLiveEnginesMax];

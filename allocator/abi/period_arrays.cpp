@@ -13,14 +13,14 @@
 namespace tencache {
 namespace {
 
-// Sums of bytes and of nanoseconds stay below this, so that no sum wraps.
+// Sums of bytes and of nanoseconds may come to this and no more, so that later sums do not wrap.
 constexpr uint64_t kSumMax = uint64_t{1} << 60;
-// Moving this much takes days at the speed that is assumed before anything was moved.
+// Moving this much takes days at the speed that is assumed before anything has been moved.
 constexpr uint64_t kStoredBytesMax = uint64_t{1} << 50;
 
 static_assert(TENCACHE_NO_TICK == kNoTick);
 
-/// Adds `more` to `sum` unless it would pass kSumMax.
+/// Adds `more` to `sum`; false, without a change, if that would pass kSumMax.
 bool add_within_limit(uint64_t more, uint64_t* sum) {
   if (more > kSumMax - *sum) return false;
   *sum += more;
@@ -48,7 +48,7 @@ Status check_sums(const Trace& trace) {
   return Status::ok();
 }
 
-/// Names the ops, and tells each tick's digest as the gate of this process works it out.
+/// Names the ops, and gives each tick the digest that the gate of this process works out for it.
 void name_ops(Period* period, const char* const* op_names,
               const std::function<uint32_t(std::string_view)>& op_number) {
   Trace& trace = period->trace;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A period that came in through the C ABI as flat arrays: as a checked trace, to plan for a machine
-// that may not exist (abi/plan_json.h), or as a stored period, to follow in this run. Nothing here
-// keeps state.
+// Turns a period that came in through the C ABI as flat arrays into a checked trace, to plan for a
+// machine that may not exist (abi/plan_json.h), or into a stored period, to follow in this run.
+// Nothing here keeps state.
 //
 // Threads: any.
 #pragma once

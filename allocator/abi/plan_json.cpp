@@ -17,7 +17,8 @@
 namespace tencache {
 namespace {
 
-// The longest time that moving everything once may take; far beyond any use, far below 2^64 ns.
+// The longest time that moving everything once may take, on a link or of processor time. It is far
+// beyond any use and far below 2^64 ns.
 constexpr double kMoveSecondsMax = 1e6;
 
 Status check_speed(double bytes_per_s, uint64_t trace_bytes) {
@@ -47,7 +48,8 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
           " ns of processor time for a byte cannot be planned with; give 0 to 10");
     }
   }
-  // A budget above all bytes changes nothing, and sums with it could wrap.
+  // A budget of host memory or of the device above all bytes changes nothing, and sums with it
+  // could wrap.
   const bool has_disk_below = given.host_bytes > 0 && given.host_bytes < trace_bytes;
   if (has_disk_below) {
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RecordChoice: which learned period is recorded. Of several kinds it takes the one that needs the
+// RecordChoice: chooses which learned period is recorded: of several kinds the one that needs the
 // most memory, and of that kind the newest period for the largest sizes. A first guess, made before
 // a step had ended, may hold more ops than the step that follows from it, and more memory, and its
 // times were hardly measured. So where a kind gets other ops, the newer ones are the better ones.
-// It chooses from the kinds of all engines, of which each numbers its own.
+// The choice is among the kinds of all engines; each engine numbers its own.
 //
 // Threads: one at a time.
 #pragma once
@@ -18,8 +18,8 @@ namespace tencache {
 
 class RecordChoice {
  public:
-  /// Whether this period takes the place of what was recorded before. `ordinal` tells engines
-  /// apart.
+  /// Whether this period takes the place of what was recorded before; if so, notes it as recorded.
+  /// `ordinal` tells engines apart.
   bool takes(const LearnedPlan& learned, int ordinal = 0) {
     const uint64_t peak_bytes = learned.period->trace.peak_bytes();
     if (!is_newer(learned, ordinal) && peak_bytes < peak_bytes_) return false;

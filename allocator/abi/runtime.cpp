@@ -38,7 +38,7 @@ std::vector<std::string> environment_names() {
   return names;
 }
 
-// Where the kernel has no random number yet, the process and its start tell runs apart.
+// Where the kernel has no random number yet, the process's number and the time tell runs apart.
 std::string new_run_id() {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, GRND_NONBLOCK) != ssize_t{sizeof number}) {
@@ -248,8 +248,8 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
   return config;
 }
 
-// Where the line at the start shows the budget in other units than it was asked for, both stand
-// there.
+// The line at the start shows the budget in binary units. A budget that was asked for in other
+// units stands there as well.
 std::string Runtime::as_asked() const {
   const std::string asked = tencache::option_text(options_, "device_memory");
   return asked.ends_with("iB") ? "as asked" : asked + " as asked";
@@ -269,7 +269,7 @@ DiskTierConfig Runtime::disk_config(const DiskProbe& found) const {
 }
 
 // Each engine's learner calls this on its own thread. The lock is not held while the file is
-// written, so one thread at a time writes, and goes on until it has written the last choice.
+// written. Instead one thread at a time writes, and goes on until it has written the last choice.
 void Runtime::offer_period(const LearnedPlan& learned, int ordinal, const std::string& path) {
   {
     MutexLock lock(record_mutex_);
@@ -317,7 +317,7 @@ void Runtime::announce_start(const std::string& origin) const {
 }
 
 void Runtime::announce_first_spill(int ordinal) const {
-  Engine* engine = nullptr;  // of a GPU that is being opened
+  Engine* engine = nullptr;  // stays null for a GPU that is still being opened
   for (const EngineEntry& entry : engines_.all()) {
     if (entry.ordinal == ordinal) engine = entry.engine;
   }

@@ -43,12 +43,13 @@ class Runtime {
  public:
   static Runtime& instance();
 
-  /// Sets every option to its environment variable, else to its default. Forgets learn_from().
+  /// Sets every option to its environment variable, else to its default, and forgets learn_from().
+  /// After start() this only checks the variables.
   Status read_environment() TENCACHE_EXCLUDES(mutex_);
   Status set_option(std::string_view name, std::string_view text) TENCACHE_EXCLUDES(mutex_);
   static Status check_option(std::string_view name, std::string_view text);
   std::string option_text(std::string_view name) const TENCACHE_EXCLUDES(mutex_);
-  /// Keeps the period for the engines that are made from now on.
+  /// Keeps the period for the engines that are made from now on. After start() this fails.
   Status learn_from(const tencache_period& period, const char* const* op_names)
       TENCACHE_EXCLUDES(mutex_);
   Status start() TENCACHE_EXCLUDES(mutex_);
@@ -58,13 +59,14 @@ class Runtime {
   Engine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
   Engines& engines() { return engines_; }
   LaunchGate& launches() { return launches_; }
-  /// Covers the address of every extent: the cpu engine's arena, or the arenas of all GPUs so far
-  /// and the gaps between them. Its fields are written by atomic operations.
+  /// Covers the address of every extent: it is the cpu engine's arena, or spans the arenas of all
+  /// GPUs opened so far and the gaps between them. Atomic operations write its fields.
   const tencache_arena* arena() const { return &arena_; }
 
   /// The configuration of this GPU, from the options. The budget is 0 unless one was given. If no
   /// disk can be used below host memory, there is none; that is an error only if a disk was asked
-  /// for.
+  /// for. kFailedPrecondition where the backend in force is not cuda, kUnavailable where no host
+  /// memory is left.
   Result<CudaDeviceConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// The configuration of the engine over this GPU.
   EngineConfig gpu_engine_config(int ordinal) TENCACHE_EXCLUDES(mutex_);

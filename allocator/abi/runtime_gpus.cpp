@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The runtime on the cuda backend: the configuration of a GPU's engine, and what users are told
-// when it is opened.
+// The runtime on the cuda backend: the configuration of a GPU's engine, the hooks of the launch
+// guard, and what users are told when a GPU is opened.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -91,9 +91,9 @@ Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
     announce_gpu(gpu, name);
     watch_launches();
   }
-  // An op in whose middle ops begin to be watched has pinned nothing, so what it uses could leave
-  // under its kernels. The guard would notice; without it, ops are watched before there are
-  // tensors.
+  // If ops begin to be watched in the middle of an op, that op has pinned nothing, and what it uses
+  // could leave while its kernels run. The guard would notice; without the guard, ops are watched
+  // before there are tensors.
   const bool may_leave = gpu.engine->mover() != nullptr;
   if (may_leave && !sees_launches_.load(std::memory_order_relaxed)) gpu.engine->evictor().arm();
   return Status::ok();

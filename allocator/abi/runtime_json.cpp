@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Paths come from the program, so invalid UTF-8 is replaced instead of throwing.
+// Paths come from the program, so this replaces invalid UTF-8; otherwise dump() would throw.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -31,7 +31,7 @@ double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 struct ColdAccesses {
   uint64_t reads = 0;
   uint64_t writes = 0;
-  uint64_t written_bytes = 0;  // they take memory
+  uint64_t written_bytes = 0;  // in pages written while cold; they take memory
   uint64_t cold_bytes = 0;
   uint64_t cold_count = 0;
 
@@ -45,7 +45,7 @@ struct ColdAccesses {
 };
 
 // Looks at the extents that are cold now. Unannounced accesses to an extent are counted when it
-// comes back; until then they must be looked up here, where there is a page map.
+// comes back. Until then they are looked up here, as far as there is a page map.
 ColdAccesses look_at_cold_extents(Engine& engine, const PageMap* page_map) {
   ColdAccesses found;
   if (engine.mover() != nullptr) engine.mover()->count_unannounced();
@@ -58,7 +58,7 @@ ColdAccesses look_at_cold_extents(Engine& engine, const PageMap* page_map) {
     TouchedPages touched;
     if (page_map == nullptr) continue;
     if (!page_map->scan(listed.address, listed.bytes, &touched).is_ok()) continue;
-    // The extent was fetched meanwhile, so the scan saw pages of a resident one.
+    // If the extent was fetched meanwhile, the scan saw pages of a resident one.
     if (listed.extent->state() != ExtentState::kCold) continue;
     found.reads += touched.read_count > 0 ? 1 : 0;
     found.writes += touched.written.empty() ? 0 : 1;

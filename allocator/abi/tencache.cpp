@@ -38,7 +38,7 @@ using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
 
-// Null on the cuda backend.
+// Null before start and on the cuda backend.
 Engine* cpu_engine() { return Runtime::instance().cpu_engine(); }
 Engines& engines() { return Runtime::instance().engines(); }
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C ABI of libtencache.so: the only symbols it exports. The shim (libtencache_torch.so), the
+ * The C ABI of libtencache.so: the only symbols it exports. The shim (libtencache_torch*.so), the
  * Python package (ctypes) and any other host program use nothing else. No function throws or
  * longjmps.
  *
  * Life: tencache_set_option()* -> tencache_start() -> the rest. A program with libtorch calls
  * tencache_enable() instead of tencache_start(), and needs nothing of the rest. A process has one
- * runtime, which lives until the process ends. A forked child keeps a passive one: its memory stays
- * readable, nothing migrates, and new allocations come from malloc.
+ * runtime, which lives until the process ends. A forked child keeps a passive one, in which nothing
+ * migrates. On the cpu backend its memory stays readable, and new allocations come from malloc.
  *
- * The option backend says whose memory tencache manages. On cpu (also for auto) that is DRAM, from
- * tencache_allocate(). On cuda it is the memory of the GPUs that tencache_open_gpu() opens
- * (tencache_gpu.h). Then there is nothing to allocate here, and the gate is that of all these GPUs.
+ * The option backend says whose memory tencache manages. On cpu, which tencache_start() also takes
+ * for auto, that is DRAM, from tencache_allocate(). On cuda it is the memory of the GPUs that
+ * tencache_open_gpu() opens (tencache_gpu.h). Then there is nothing to allocate here, and the gate
+ * is that of all these GPUs.
  *
  * Threads: after tencache_start() has returned, any thread may call any function, unless a comment
  * says otherwise.
@@ -57,11 +58,12 @@ TENCACHE_API const char* tencache_option_table(void);
  * code with *error filled and nothing set. Call before start. */
 TENCACHE_API int tencache_read_environment(tencache_error* error);
 
-/* Sets one option from text. After start this succeeds only for the value in force (for the backend
- * also for "auto"), else it returns TENCACHE_FAILED_PRECONDITION and names both values. */
+/* Sets one option from text. Returns 0, or TENCACHE_INVALID_ARGUMENT for an unknown name or a text
+ * that the option does not take. After start, only the value in force succeeds (for the backend
+ * also "auto"); any other is TENCACHE_FAILED_PRECONDITION, and the message names both values. */
 TENCACHE_API int tencache_set_option(const char* name, const char* text, tencache_error* error);
 
-/* Checks one option's text without setting it. */
+/* Checks one option's text without setting it. Returns 0, or an error code. */
 TENCACHE_API int tencache_check_option(const char* name, const char* text, tencache_error* error);
 
 /* Writes the option's value into `buffer`, as tencache_stats_json() does. The text is one that
@@ -77,8 +79,8 @@ TENCACHE_API int tencache_parse_bytes(const char* text, uint64_t* bytes, tencach
  */
 TENCACHE_API void tencache_set_label(const char* label);
 
-/* Probes the machine, opens the tiers, starts the evictor. A second call does nothing and returns
- * 0. */
+/* Probes the machine, opens the tiers, starts the evictor; on the cuda backend tencache_open_gpu()
+ * does most of that. A second call does nothing and returns 0. */
 TENCACHE_API int tencache_start(tencache_error* error);
 TENCACHE_API int tencache_is_started(void);
 
@@ -86,10 +88,10 @@ TENCACHE_API int tencache_is_started(void);
  * Finds the libtorch that is loaded, loads the library of this package that fits its version, tests
  * that this libtorch is laid out as that library expects, and starts. The option backend is settled
  * first: auto is cuda where torch sees a GPU. The files of the options stats, trace and record are
- * tried now and written when the process exits, with a summary on stderr. Returns 0, or an error
- * code with *error filled and nothing installed. A second call does nothing. Call it on one thread,
- * before the first tensors exist: those stay outside the budget, and existing CUDA tensors are
- * refused. */
+ * tried now. Those of stats and trace are written when the process exits, with a summary on stderr.
+ * Returns 0, or an error code with *error filled and nothing installed. A second call does nothing
+ * and returns 0. Call it on one thread, before the first tensors exist: those stay outside the
+ * budget, and existing CUDA tensors are refused. */
 TENCACHE_API int tencache_enable(tencache_error* error);
 /* The backend in force, "cpu" or "cuda"; "" before start. */
 TENCACHE_API const char* tencache_backend(void);
@@ -132,10 +134,11 @@ typedef struct tencache_access {
  * number. */
 TENCACHE_API uint32_t tencache_register_op(const char* name);
 
-/* Begins an op on this thread. When this returns, every extent it accesses is resident and pinned,
- * until the matching close. Memory that this thread allocates meanwhile is pinned too, until its
- * outermost op closes. Calls nest, strictly last in, first out. The call never fails: it waits,
- * exceeds the budget (counted), or, if bytes are lost, ends the process with a message. */
+/* Begins an op on this thread. When this returns, every extent that the op reads or writes is
+ * pinned until the matching close, and resident; on a GPU it may still be arriving, and the op's
+ * stream waits for it. Memory that this thread allocates meanwhile is pinned too, until the
+ * thread's outermost op closes. Calls nest, strictly last in, first out. The call never fails: it
+ * waits, exceeds the budget (counted), or, if bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
 /* Ends the op that this thread opened last. */
@@ -145,21 +148,21 @@ TENCACHE_API void tencache_gate_close(void);
 TENCACHE_API uint32_t tencache_gate_depth(void);
 
 /* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
- * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin,
- * as on a GPU whose current stream captures a CUDA graph: what a graph uses stays resident.
- * tencache_unhold() releases them, on any thread. */
+ * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin, as on
+ * a GPU whose current stream captures a CUDA graph: what a graph uses stays resident.
+ * tencache_unhold() releases the pins, on any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                                    int and_inner);
 TENCACHE_API void tencache_unhold(tencache_hold* hold);
 
 /* Announces that the program reads these extents by other means than an op (a checkpoint), until
- * tencache_end_reading(), on any thread. Writes the handle to *reading itself, since an exception
- * of Python's can come before a caller would store a result. Up to half of the budget is fetched
- * and stays. What goes beyond, and in a forked child everything, is read through cold mappings, and
+ * tencache_end_reading(), on any thread. Writes the handle to *reading itself, since in Python an
+ * exception can come before the caller has stored a result. Up to half of the budget is fetched and
+ * stays. What goes beyond, and in a forked child everything, is read through cold mappings, and
  * compared with its hash now and at the end. Bytes that the disk has changed, or does not give, end
- * the process with a message. *reading is NULL where no extent can be cold; addresses outside
- * extents are ignored. */
+ * the process with a message. *reading is NULL on the cuda backend, and where no extent can be
+ * cold. Addresses outside extents are ignored. */
 typedef struct tencache_reading tencache_reading;
 TENCACHE_API void tencache_begin_reading(const void* const* addresses, uint32_t count,
                                          tencache_reading** reading);
@@ -169,9 +172,9 @@ TENCACHE_API void tencache_end_reading(tencache_reading** reading);
 /* Keeps these extents resident until they are freed (packed custom classes). */
 TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32_t count);
 
-/* Sets the calling thread's mode of stream capture (a CUstreamCaptureMode) and returns the one
- * before. In relaxed mode the thread may query events while others capture. -1 where nothing was
- * set: no GPU is open, or its driver refuses. */
+/* Sets the calling thread's mode of stream capture (a CUstreamCaptureMode) and returns the former
+ * mode. In relaxed mode the thread may query events while others capture. -1 where nothing was set:
+ * no GPU is open, or its driver refuses. */
 TENCACHE_API int tencache_exchange_capture_mode(int mode);
 
 /* Tells that the program finished a step (Optimizer.step, except within a backward pass). */
@@ -181,8 +184,8 @@ TENCACHE_API void tencache_mark_step(void);
 
 /* `arm` is called when use passes the attention mark: from then on the gate must be told about ops.
  * It is called once, or once for each GPU, with no lock held: mostly from inside an allocation, but
- * also when a GPU is opened or tencache_gpu_watch_ops() is called. Set it before start; if it is
- * NULL nothing is ever evicted. */
+ * also when a GPU is opened or tencache_gpu_watch_ops() is called. Set it before start. If it is
+ * NULL, no op is reported, and memory that no op has named never leaves. */
 TENCACHE_API void tencache_set_arm_callback(void (*arm)(void));
 /* The evictor calls `poll` before it looks for victims, so that the program unholds what has
  * completed. */
@@ -196,14 +199,14 @@ TENCACHE_API void tencache_set_stream_callback(void* (*current_stream)(int ordin
 TENCACHE_API uint64_t tencache_distinct_bytes(const tencache_access* accesses, uint32_t count);
 TENCACHE_API uint64_t tencache_chunk_bytes(void);
 /* The calling thread is about to open ops that access these extents, in this order: the chunks of
- * one list op. What the next one accesses is then fetched while the one before computes. The list
- * takes the place of the one given before; call with a count of 0 when the op ends, also if it
+ * one list op. What one chunk accesses is then fetched while the chunk before it computes. The list
+ * takes the place of the one given before; call with a count of 0 when the list op ends, also if it
  * fails. */
 TENCACHE_API void tencache_expect(const tencache_access* accesses, uint32_t count);
-/* The calling thread is about to change these extents in place, and may not stop halfway. While the
- * disk takes nothing and not all of them can be resident at once, the call refuses, with *error
- * filled and nothing begun. Else it returns 0, and until tencache_end_in_place() this thread is
- * refused no memory because of the disk. Calls nest. */
+/* Begins a change of these extents in place that may not stop halfway. While the disk takes nothing
+ * and not all of them can be resident at once, the call refuses, with *error filled and nothing
+ * begun. Else it returns 0, and until tencache_end_in_place() this thread is refused no memory
+ * because of the disk. Calls nest. */
 TENCACHE_API int tencache_begin_in_place(const tencache_access* accesses, uint32_t count,
                                          tencache_error* error);
 TENCACHE_API void tencache_end_in_place(void);
@@ -219,12 +222,12 @@ TENCACHE_API int tencache_is_armed(void);
 /* Writes JSON into `buffer` (always terminated) and returns the size needed, terminator included.
  * If that is more than `bytes`, call again with a larger buffer. */
 TENCACHE_API size_t tencache_stats_json(char* buffer, size_t bytes);
-/* The life of the process so far in at most some thousand samples, as JSON: arrays of one length,
- * at_s (seconds since start), device, live, host and disk (bytes in use), evicted, fetched,
+/* The life of the process so far in at most about a thousand samples, as JSON: arrays of one
+ * length, at_s (seconds since start), device, live, host and disk (bytes in use), evicted, fetched,
  * disk_written and disk_read (bytes since start), stall_s and steps (since start). "{}" before
  * start and in forked children. */
 TENCACHE_API size_t tencache_history_json(char* buffer, size_t bytes);
-/* Gives memory that was freed and waits for reuse back to the machine; returns its bytes. Waits for
+/* Gives memory that was freed and waits for reuse back to the system; returns its bytes. Waits for
  * the device. */
 TENCACHE_API uint64_t tencache_empty_cache(void);
 /* The peaks among the stats, and that of the excess over the budget, begin anew with what is used
@@ -314,7 +317,7 @@ typedef struct tencache_machine {
 TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_machine* machine,
                                char* buffer, size_t bytes, tencache_error* error);
 
-/* Plans as tencache_plan() does and writes what happens when, as JSON:
+/* Plans as tencache_plan() does and writes what happens when into `buffer`, as JSON:
  *   step_ns, work_ns
  *   begin_ns             for each op
  *   stall_ns             for each op: the wait before it
@@ -325,12 +328,13 @@ TENCACHE_API int tencache_plan(const tencache_period* period, const tencache_mac
  *                        numbers), begin_ns and end_ns
  * Times count from the beginning of the period; work_ns is part of step_ns and of no other
  * time. An eviction that ends as it begins needed no write. A move that was under way when the
- * period began has a begin_ns below 0; one that does not end in this period ends in the next. */
+ * period began has a begin_ns below 0; one that does not end in this period ends in the next.
+ * Returns the size needed, as tencache_stats_json() does, or 0 with *error filled. */
 TENCACHE_API size_t tencache_plan_timeline(const tencache_period* period,
                                            const tencache_machine* machine, char* buffer,
                                            size_t bytes, tencache_error* error);
 
-/* The period of an earlier run of the program (option learn_from), to be planned at start and
+/* Takes the period of an earlier run of the program (option learn_from), to be planned at start and
  * followed from the first step. `op_names` has a name for each op; an op's accesses come in the
  * order in which the gate saw them. Everything is copied. Call before tencache_start(); later it is
  * an error. Returns 0, or an error code with *error filled. */

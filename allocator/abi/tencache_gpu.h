@@ -25,9 +25,9 @@ typedef struct tencache_gpu tencache_gpu;
 /* ---- Life ----------------------------------------------------------------------------------- */
 
 /* Opens the engine of a GPU with the runtime's options, in the GPU's primary context, which CUDA's
- * runtime also uses. The gate and the figures of tencache.h then include it. The engine uses at
- * most this share of the GPU's memory, in [0, 1]. NULL with *error filled if that fails or the
- * backend in force is not cuda. */
+ * runtime also uses. The gate and the figures of tencache.h then include the engine. The engine
+ * uses at most this share of the GPU's memory, in [0, 1]. Returns NULL with *error filled if the
+ * GPU cannot be opened or the backend in force is not cuda. */
 TENCACHE_API tencache_gpu* tencache_open_gpu(int ordinal, double fraction, tencache_error* error);
 /* Bounds the engine to this share of the GPU's memory, in [0, 1], and never to more than it was
  * opened with. What exceeds the bound leaves the GPU as far as it may. Below 1, an allocation that
@@ -43,7 +43,7 @@ TENCACHE_API void tencache_gpu_close(tencache_gpu* gpu);
 /* The range that holds every address of the engine and no other memory. It is constant. */
 TENCACHE_API tencache_arena tencache_gpu_arena(const tencache_gpu* gpu);
 
-/* Allocates device memory that the stream may use at once: a multiple of 512 bytes, contents
+/* Allocates device memory that the stream may use at once, at a multiple of 512 bytes, contents
  * undefined. NULL with *error filled on failure. bytes > 0. */
 TENCACHE_API void* tencache_gpu_allocate(tencache_gpu* gpu, size_t bytes, void* stream,
                                          tencache_error* error);
@@ -57,7 +57,7 @@ TENCACHE_API int tencache_gpu_record_stream(tencache_gpu* gpu, const void* addre
                                             tencache_error* error);
 
 /* Gives all free memory back to the driver, except that of private pools; returns its bytes. Waits
- * for work that uses it. */
+ * for work that still uses such memory. */
 TENCACHE_API uint64_t tencache_gpu_empty_cache(tencache_gpu* gpu);
 
 /* Lets the GPU of that ordinal use what lies in this one's memory, now and later. Returns 0, or an
@@ -86,9 +86,9 @@ TENCACHE_API tencache_gpu_pool_state* tencache_gpu_pool_state_of(tencache_gpu* g
 TENCACHE_API void tencache_gpu_delete_pool_state(tencache_gpu_pool_state* state);
 /* Frees what is in use of the pool, and allocates again, at the same addresses, what was in use in
  * that state. Calls `note` for each address on this thread: first for all that were freed, then for
- * all that are in use now; one may be among both. Returns 0, or an error code, and has changed
- * nothing then. REQUIRES: no other thread uses the pool meanwhile, and what is freed here is not
- * freed otherwise. */
+ * all that are in use now; one may be among both. Returns 0, or an error code with nothing changed.
+ * REQUIRES: no other thread uses the pool meanwhile, and what is freed here is not freed
+ * otherwise. */
 TENCACHE_API int tencache_gpu_restore_pool(tencache_gpu* gpu, const tencache_gpu_pool_state* state,
                                            void (*note)(void* context, int is_allocated,
                                                         void* address),
@@ -107,7 +107,7 @@ typedef struct tencache_gpu_count {
   uint64_t removed; /* both since tencache_gpu_reset_totals() */
 } tencache_gpu_count;
 
-/* Counts for small requests, or for large ones. */
+/* Counts for all requests, for small ones or for large ones. */
 typedef struct tencache_gpu_uses {
   tencache_gpu_count bytes; /* allocated and not freed, wherever the bytes are */
   tencache_gpu_count allocations;
@@ -124,10 +124,10 @@ typedef struct tencache_gpu_stats {
   tencache_gpu_uses all;
   tencache_gpu_uses small; /* requests of up to 1 MiB */
   tencache_gpu_uses large;
-  uint64_t cold_bytes; /* allocated, and in host memory now */
+  uint64_t cold_bytes; /* allocated, and not on the GPU now */
 } tencache_gpu_stats;
 
-/* Walks all large tensors. */
+/* Fills *stats, for which it walks all large tensors. */
 TENCACHE_API void tencache_gpu_get_stats(const tencache_gpu* gpu, tencache_gpu_stats* stats);
 
 /* all.bytes.current and all.device_bytes.current, without a walk. */
@@ -160,7 +160,7 @@ typedef struct tencache_gpu_segment {
   void* stream;    /* its free blocks serve this stream at once; NULL also if there is none */
   uint64_t pool;   /* number of the private pool, or 0 */
   int is_small;    /* for requests of up to 1 MiB */
-  int is_resident; /* 0: an extent whose bytes are in host memory now */
+  int is_resident; /* 0: an extent whose bytes are not on the GPU now */
   const tencache_gpu_block* blocks; /* they cover the segment, in order of address */
   size_t block_count;
 } tencache_gpu_segment;
@@ -185,7 +185,7 @@ TENCACHE_API void tencache_gpu_observe(tencache_gpu* gpu,
                                        void* context);
 
 /* Calls `visit` for every segment, in order of address, on this thread and with no lock held.
- * Segments of one kind are shown as of one moment, all of them together are not. The arguments live
+ * Segments of one kind are shown as of one moment; all of them together are not. The arguments live
  * until `visit` returns. */
 TENCACHE_API void tencache_gpu_walk(const tencache_gpu* gpu,
                                     void (*visit)(void* context,

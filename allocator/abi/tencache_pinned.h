@@ -6,9 +6,10 @@
  * refuses to pin, the memory is pageable: right, but slower, and the library warns. The driver
  * knows which memory is pinned, and PyTorch asks the driver (Tensor.is_pinned()).
  *
- * Memory is taken from the system when needed, up to the budget, and given back only on request
- * (tencache_pinned_trim()), because unpinning may stop the GPUs. A forked child has none of it:
- * allocations fail there, and the other functions do nothing.
+ * Memory is taken from the system when needed, as long as the machine has any left, and given back
+ * only on request (tencache_pinned_trim()) or in exchange for other pieces, because unpinning may
+ * stop the GPUs. A forked child has none of it: allocations fail there, and the other functions do
+ * nothing.
  *
  * Threads: any thread may call any function, except open and close.
  */
@@ -95,7 +96,7 @@ typedef struct tencache_pinned_block {
 } tencache_pinned_block;
 
 /* Calls `visit` for every block, in no order, on this thread and with no lock held. All are shown
- * as of one moment.
+ * as of one moment; a block that another thread polls at that moment is missing.
  */
 TENCACHE_API void tencache_pinned_walk(tencache_pinned* pinned,
                                        void (*visit)(void* context,

@@ -23,7 +23,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kSecond = 1e-9;  // of a nanosecond
+constexpr double kSecond = 1e-9;  // seconds in a nanosecond
 
 /// When the kernel started this process, in the kernel's ticks; 0 if /proc does not tell.
 uint64_t start_ticks() {
@@ -95,7 +95,7 @@ void Watch::start(uint64_t started_ns, int rank) {
   }
 }
 
-// A forked child has the object and not the thread.
+// stop() does nothing in a forked child, which has the object and not the thread.
 Watch::~Watch() {
   stop();
   if (thread_.joinable()) thread_.detach();

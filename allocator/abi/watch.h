@@ -2,15 +2,16 @@
 //
 // Watch: samples the counters of all engines a few times a second. It publishes each sample
 // (abi/live_page.h) and keeps a history: bytes on each tier, traffic and stall over the life of the
-// process, in a fixed room. When that is full, every second sample goes, and from then on only
-// every second one is kept; so a run of a minute and one of a week take the same room.
+// process, in a fixed number of samples. When that is reached, every second sample goes, and from
+// then on only every second one is kept. So the history of a week takes no more room than that of
+// some minutes.
 //
 // A sample reads some dozens of counters and takes some tens of microseconds. On cuda it asks the
 // driver which waits the device has ended.
 //
 // Threads: `tencache-watch` samples; any thread asks for the history. mutex_ is a leaf; it guards
-// the history, and one thread at a time writes the page. A forked child has no history: its
-// parent's lock may be held for ever there.
+// the history, and one thread at a time writes the page. A forked child has no history: the
+// parent's lock may have been held at the fork, and then stays held for ever in the child.
 #pragma once
 
 #include <sys/types.h>
@@ -54,14 +55,15 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
 
   /// Starts the thread that samples for the rest of the process. Call once at most. Without a page
-  /// `tencache top` does not see the process; without a thread there is no history.
+  /// `tencache top` does not see the process; without a thread the history is only the first sample
+  /// and the present.
   void start(uint64_t started_ns, int rank);
-  /// Ends the thread that samples. Call before an engine goes, which happens in tests alone. One
-  /// thread calls this.
+  /// Ends the thread that samples. Call on one thread, before an engine goes, which happens in
+  /// tests alone.
   void stop() TENCACHE_EXCLUDES(mutex_);
   /// Takes a sample now.
   void sample() TENCACHE_EXCLUDES(mutex_);
-  /// Everything that was kept and what is now, as tencache_history_json() describes it.
+  /// All samples that were kept and one taken now, as tencache_history_json() describes them.
   std::string history_json() TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks of what must hold whatever the user does. A failed check is a bug in tencache: it prints
-// the place and the values with one write(2), allocates nothing, and aborts. An operating failure
-// is a Status instead (base/status.h).
+// Checks of what must hold whatever the user does. A check that fails is a bug in tencache;
+// check_failed() prints the place and the values with one write(2), allocates nothing, and aborts.
+// An operating failure is a Status instead (base/status.h).
 #pragma once
 
 namespace tencache {
@@ -11,8 +11,9 @@ namespace tencache {
 [[noreturn]] void check_failed(const char* condition, const char* file, int line,
                                const char* format, ...) __attribute__((format(printf, 4, 5), cold));
 
-/// Ends the process when going on would hand wrong bytes to the program (lost data on the disk
-/// tier): prints "tencache: fatal: <text>" and aborts.
+/// Ends the process where going on could hand the program wrong bytes or spoil a file of its own:
+/// the disk lost data, say, or the program closed a descriptor of ours. Prints "tencache: fatal:
+/// <text>" and aborts.
 [[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2), cold));
 
 /// Whether check_failed() or fatal() is ending the process. A handler of SIGABRT still runs, and

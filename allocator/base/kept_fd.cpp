@@ -64,8 +64,8 @@ void FileIdentity::end(int fd, const char* what) {
 }
 
 // The mapping is private, because some file systems refuse shared ones. Forks do not pass it on: a
-// child that lives long would keep the file's room on the disk, and looks at the number only for
-// the sake of what it has mapped from the file itself.
+// child that lives long would keep the file's room on the disk. The child looks at the number only
+// for the sake of what it has mapped from the file itself.
 FileHold::FileHold(int fd) {
   void* const page = mmap(nullptr, kHeldBytes, PROT_NONE, MAP_PRIVATE, fd, 0);
   if (page == MAP_FAILED) return;

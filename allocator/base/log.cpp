@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The log's level and label, and the one writer of lines to stderr (base/stderr_line.h). The level
-// is a relaxed atomic: it is set once while options are read, and a thread that sees it late only
+// is a relaxed atomic: it is set once, when the runtime starts, and a thread that sees it late only
 // prints one line more or less.
 //
 // Threads: any.

@@ -14,14 +14,14 @@ namespace tencache {
 
 enum class LogLevel : uint8_t { kError = 0, kWarning = 1, kInfo = 2, kDebug = 3 };
 
-/// The most verbose level that is printed. It is set once, while options are read; the default is
+/// The most verbose level that is printed. It is set once, when the runtime starts; the default is
 /// kInfo.
 void set_log_level(LogLevel level);
 LogLevel log_level();
 
 /// Names this process in its messages, where several write to one place: "rank 1" gives "tencache:
-/// rank 1: …". Call once, before other threads of ours run; a forked child keeps the label. A label
-/// is cut to 31 bytes.
+/// rank 1: …". The first label counts. Call before other threads of ours run; a forked child keeps
+/// the label. A label is cut to 31 bytes.
 void set_log_label(std::string_view label);
 /// What stands between "tencache: " and a message: "rank 1: ", or "". Signal handlers may call
 /// this, too.

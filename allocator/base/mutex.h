@@ -6,8 +6,8 @@
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
 // copy, an I/O, a blocking system call or a callback into PyTorch, but for the exceptions below.
 //   1. Runtime::mutex_            held while options change, while the cpu backend's engine is
-//                                 opened and while the disk is probed. The exception: held across
-//                                 the probe's I/O
+//                                 opened and while the disk or the machine is probed. The
+//                                 exception: held across the probes' I/O
 //   2. the list of engines        held from before a fork until after it, also while moves end:
 //      (engine/engine.cpp)        an exception, too
 //      Engine::fork_mutex()       after that; names of ops; held while a fork copies the process

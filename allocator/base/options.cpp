@@ -448,7 +448,7 @@ std::string option_table_json() {
     }
     return table.dump();
   } catch (...) {
-    // The library throws when memory runs out; no exception may leave this layer.
+    // The JSON library throws when memory runs out; no exception may leave this layer.
     return "[]";
   }
 }

@@ -2,11 +2,11 @@
 //
 // The one table of options, which stands in base/options.cpp. Each row feeds the environment
 // variable TENCACHE_<NAME>, the flag --<name> of `tencache run`, the keyword of tencache.enable(),
-// `tencache doctor` and the table in docs/options.md (all read it as JSON through the C ABI). The
-// default of an option is the initial value of its member of Options; the table and all that shows
-// it take it from there. (Engines that suites open without options have defaults in their own
-// configurations, two of which are the constants below.) Options are read once, before the runtime
-// starts, and are constant afterwards.
+// `tencache doctor` and the table in docs/options.md (all but the variable read the table as JSON
+// through the C ABI). The default of an option is the initial value of its member of Options; the
+// table and all that shows it take it from there. (Engines that suites open without options have
+// defaults in their own configurations, two of which are the constants below.) Options are read
+// once, before the runtime starts, and are constant afterwards.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,16 @@ namespace tencache {
 /// Whether to use a facility: if probing finds it, always (an error when it is absent), or never.
 enum class Choice : uint8_t { kAuto, kOn, kOff };
 
-/// Where the tensors are that move. The host program, which knows of GPUs, settles `auto`.
+/// Where the tensors are that move. The host program, which knows of GPUs, settles `auto`; for a
+/// C++ program tencache_enable() does.
 enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
 // These two are also the defaults of engines that are opened without options, as suites do.
 constexpr double kDefaultArmAt = 0.70;
 constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
 
-/// Parsed, checked values. `nullopt` means "auto", found by probing when the runtime starts; for
-/// chaos_seed it means off.
+/// Parsed, checked values. `nullopt` means "auto", which probing settles; for chaos_seed it means
+/// off.
 struct Options {
   BackendChoice backend = BackendChoice::kAuto;  // backend: auto|cpu|cuda
   std::optional<uint64_t> device_memory_bytes;   // device_memory: budget of the device tier
@@ -49,7 +50,7 @@ struct Options {
   std::string learn_from_path;                   // learn_from: one of an earlier run; empty = none
   bool strict = false;                           // strict: out of memory at the budget, never spill
   bool plan = true;                              // plan: learn what repeats and move ahead of use
-  bool quiet = false;                            // quiet: no start line, no summary
+  bool quiet = false;                            // quiet: warnings and errors only
   LogLevel log_level = LogLevel::kInfo;          // log_level: error|warning|info|debug
   uint64_t extent_min_bytes =
       kDefaultExtentMinBytes;          // extent_min: smaller allocations never go cold
@@ -66,9 +67,9 @@ struct Options {
 /// the order in which they should be shown.
 std::string option_table_json();
 
-/// Sets one option by its name from text. kInvalidArgument for an unknown name (with the nearest
-/// known one) and for text that does not parse or is out of range; the message names option, value,
-/// reason and remedy.
+/// Sets one option by its name from text. kInvalidArgument for an unknown name (with the known ones
+/// that may be meant) and for text that does not parse or is out of range; the message names
+/// option, value, reason and remedy.
 Status set_option(Options& options, std::string_view name, std::string_view text);
 
 /// Reads every TENCACHE_<NAME> variable through `get` (getenv's contract). `names` lists the
@@ -77,8 +78,8 @@ Status set_option(Options& options, std::string_view name, std::string_view text
 Status read_environment(Options& options, const std::vector<std::string>& names,
                         const std::function<const char*(const char*)>& get);
 
-/// The option's value as text that set_option accepts; the default's for an option that was not
-/// set.
+/// The option's value as text that set_option accepts; that of the default if the option was not
+/// set, and "" if no option has that name.
 std::string option_text(const Options& options, std::string_view name);
 
 /// The text of every option, in the order of the table. Paths come from the program, so they may

@@ -148,7 +148,7 @@ bool RangeAllocator::is_valid() const {
     }
     if (!free_by_length_.contains({length, offset}) || crosses_border(offset, length)) return false;
     free_total += length;
-    lowest_next = offset + length + 1;  // free ranges never touch: a used unit lies between
+    lowest_next = offset + length + 1;  // between free ranges lies a unit that is not free
   }
   return free_by_offset_.size() == free_by_length_.size() &&
          free_total + used_ + borders_.size() + retired_ == limit_;

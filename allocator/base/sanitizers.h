@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sanitizer of this build. gcc defines a macro for each; clang answers __has_feature.
+// Which sanitizers this build has. gcc defines a macro for each; clang answers __has_feature.
 #pragma once
 
 namespace tencache {

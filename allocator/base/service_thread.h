@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the library's own threads. They block every signal except those that report a fault of
-// their own. A handler of the program that ran there could wait for work that only this thread can
-// do, and programs expect their signals on their own threads.
+// Starts the library's own threads. They block every signal except SIGABRT and those that report a
+// fault of the thread itself. A handler of the program that ran there could wait for work that only
+// this thread can do, and programs expect their signals on their own threads.
 #pragma once
 
 #include <pthread.h>
@@ -15,7 +15,8 @@
 namespace tencache {
 
 /// A scope that blocks the signals which the program handles on its own threads. Threads started
-/// meanwhile inherit the mask. Signals that report a fault of the running instruction stay open.
+/// meanwhile inherit the mask. SIGABRT and the signals that report a fault of the running
+/// instruction stay open.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -11,7 +11,7 @@
 namespace tencache {
 namespace {
 
-// A path of most users fits; two such texts fit into tencache_error.message beside the reason.
+// Most users' paths fit whole; two such texts fit into tencache_error.message beside the reason.
 constexpr size_t kHeadBytes = 160;
 constexpr size_t kTailBytes = 80;
 constexpr size_t kLeftOutBytesMin = 40;  // the note takes as much as leaving out less would save

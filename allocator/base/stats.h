@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stats: every counter that a user can read, schema version 1. Counters are relaxed atomics: each
-// is exact, but a snapshot of several is not of one moment. Units: bytes and nanoseconds (seconds
-// in the JSON). Any thread writes them; the device owns them; only the peaks are ever reset.
+// Stats: the counters of one engine that a user can read, schema version 1. They are relaxed
+// atomics: each is exact, but a snapshot of several is not of one moment. Units: bytes and
+// nanoseconds (seconds in the JSON). Any thread writes them; the device owns them; only the peaks
+// are ever reset.
 #pragma once
 
 #include <atomic>
@@ -32,7 +33,7 @@ struct Stats {
   Counter fetched_bytes{0};       // came back
   Counter disk_written_bytes{0};  // reached the spill file
   Counter disk_read_bytes{0};
-  Counter clean_dropped_bytes{0};  // evicted without a write: proved equal to the slot
+  Counter clean_dropped_bytes{0};  // evicted without a write: proved equal to the copy below
   Counter early_fetches{0};        // arrived before the device needed it
   Counter late_fetches{0};         // the device waited for it
   Counter wasted_fetches{0};       // evicted again unused
@@ -44,7 +45,7 @@ struct Stats {
   Counter unannounced_writes{0};  // cold periods in which bytes were written without a gate
   Counter over_budget_events{0};
   Counter over_budget_peak_bytes{0};  // largest excess over the device budget
-  Counter eviction_failures{0};       // disk full or failing: the extent stayed resident
+  Counter eviction_failures{0};       // the disk or a mapping failed: the extent stayed resident
   Counter ops{0};                     // ops that passed the gate
   Counter steps{0};
   Counter extents_allocated{0};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Status and Result<T>: how the core reports operating failures. Nothing in allocator/ throws; a
-// programmer's mistake aborts through base/check.h instead. The shim turns a Status into what
-// PyTorch expects, once (shim/torch_error.h).
+// Status and Result<T>: how the core reports operating failures. Nothing in allocator/ throws to
+// report one; a programmer's mistake aborts through base/check.h instead. The shim turns a Status
+// into what PyTorch expects, once (shim/torch_error.h).
 //
 // A message says what was attempted, the value that was refused, the reason and the remedy, in one
 // sentence each, so that it can be shown to a user unchanged.

@@ -12,11 +12,12 @@ using Row = std::span<const uint64_t>;
 
 // This many equal entries in a row are taken for the same place of both sequences.
 constexpr size_t kRun = 4;
-// At most this many entries are left out at once, of both sequences together. The search for the
-// next run takes the square of that.
+// At most this many entries are left out at once, of both sequences together. The time of the
+// search for the next run grows with the square of that.
 constexpr size_t kLeftOutMax = 1024;
 
-/// Sequences that are shorter than a run must be equal to their ends.
+/// Whether both begin with the same run. Sequences that are shorter than a run must be equal to
+/// their ends.
 bool begin_alike(Row a, Row b) {
   const size_t count = std::min({kRun, a.size(), b.size()});
   if (count < kRun && a.size() != b.size()) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // BinRoom: the room that a budget leaves in each bin of a timeline, while the tensors of some gaps
-// are away. Fetches take it, in the sequence in which they are scheduled: what was scheduled comes
-// back early, and all else late.
+// are away. Fetches take the room, in the sequence in which they are scheduled: a tensor whose
+// fetch is scheduled comes back early, and any other counts as away to the end of its gap.
 #pragma once
 
 #include <algorithm>

@@ -11,7 +11,7 @@
 namespace tencache {
 namespace {
 
-// This is enough that no single repetition decides; older ones may have taken other times.
+// With this many repetitions no single one decides; older ones may have taken other times.
 constexpr uint64_t kRepetitionsComparedMax = 16;
 
 uint64_t bytes_named(const LoggedTick& tick) {
@@ -20,7 +20,7 @@ uint64_t bytes_named(const LoggedTick& tick) {
   return bytes;
 }
 
-/// Whether an op took as long in both ticks, as far as its digest and bytes tell.
+/// Whether the op should take as long in both ticks, as far as digests and bytes tell.
 bool is_alike(const LoggedTick& a, const LoggedTick& b) {
   return TickDigest::with_size(a.digest, bytes_named(a)) ==
          TickDigest::with_size(b.digest, bytes_named(b));
@@ -37,8 +37,9 @@ std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock
   return end_ns - std::min(end_ns, begin_ns);
 }
 
-// At its end a program does what it does between steps, like reading data or saving a checkpoint.
-// So for the newest tick of all the two before it count.
+// How long a tick took by the host's clock: the lesser of the last two repetitions. The newest tick
+// of all has not ended. Between steps a program reads data or saves a checkpoint, which such a tick
+// would include, so for the newest tick the two repetitions before it count.
 uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number, uint64_t counterpart) {
   const std::optional<uint64_t> newest_ns = lasted_ns(log, clock, number);

@@ -23,8 +23,8 @@
 
 namespace tencache {
 
-/// Returns times by tick of the copy at `place`. `counterparts` names, for each, the tick before
-/// the copy that corresponds to it, or kUnknownTick.
+/// Returns the time of each tick of the copy at `place`. `counterparts` names, for each tick, the
+/// one before the copy that corresponds to it, or kUnknownTick.
 std::vector<uint64_t> compute_times(const TickLog& log, const PeriodPlace& place,
                                     const std::vector<uint64_t>& counterparts,
                                     const TimestampLine& clock);

@@ -89,8 +89,8 @@ void DeviceModel::require(const TraceOp& op) {
   }
   const bool has_demanded = number_ > moves_before;
   // Where threads wait rather than a device, what an op finds cold is late, even if it arrives
-  // while the op waits for something else. They wait for that first, and what was under way when
-  // the op began has arrived by then.
+  // while the op waits for something else. The threads wait for the cold tensors first, and what
+  // was under way when the op began has arrived by then.
   const auto is_late = [&](const TensorState& state) {
     if (machine_.wait_resolution_ns == 0 && has_demanded) return state.move_number > moves_before;
     return state.done_ns > now_ns_ + machine_.wait_resolution_ns;
@@ -276,8 +276,9 @@ void DeviceModel::take(uint64_t bytes) {
   used_most_ = std::max(used_most_, used_bytes_);
 }
 
-// Makes the program wait: first for evictions under way, then for a victim to leave. Where nothing
-// can leave, the budget is exceeded.
+// Makes the program wait for room: first for evictions under way, then for a victim to leave, then
+// for a tensor under way to arrive, which can leave again. Where none of these is left, the budget
+// is exceeded.
 void DeviceModel::make_room(uint64_t bytes) {
   while (used_bytes_ + bytes > machine_.budget_bytes) {
     if (finish_next_eviction(~uint64_t{0})) {

@@ -36,8 +36,9 @@ class DeviceModel {
  public:
   enum class Place : uint8_t { kAbsent, kResident, kEvicting, kCold, kFetching };
 
-  /// At first, persistent tensors are on the device while they fit, else they have a copy below.
-  /// What is moved is noted in `notes`. Index, machine and notes outlive the model.
+  /// At first, persistent tensors are on the device if no op names them, or while they fit; the
+  /// others have a copy below. What is moved is noted in `notes`. Index, machine and notes outlive
+  /// the model.
   DeviceModel(const TraceIndex& index, const Machine& machine, const Plan& plan, Simulation* notes);
 
   // ---- One op ----
@@ -45,12 +46,12 @@ class DeviceModel {
   /// Tensors that the op names or allocates cannot leave until they are needed no longer.
   void need_now();
   void need_no_longer();
-  /// The plan's requests. They have no effect where the tensor is not what they expect.
+  /// The plan's requests. They have no effect on a tensor that is elsewhere than they expect.
   void request_fetch(uint32_t tensor);
   void request_eviction(uint32_t tensor);
   /// Plays what ends or starts until now.
   void catch_up() { advance(now_ns_); }
-  /// Waits until everything is there that the op names.
+  /// Waits until everything that the op names is there.
   void require(const TraceOp& op);
   /// Waits for room.
   void allocate(uint32_t tensor);
@@ -67,9 +68,10 @@ class DeviceModel {
   uint64_t used_most_bytes() const { return used_most_; }
   /// Where each tensor is, and whether the tier below has its bytes.
   std::vector<std::pair<Place, bool>> places() const;
-  /// Requests that have found no room yet.
+  /// How many requests for a fetch have not found room yet.
   size_t waiting_count() const { return fetch_queue_.size(); }
-  /// How far each link is behind the program: what it carries for this period after its end.
+  /// How far reads and writes of the link, and of the disk, are behind the program: how long they
+  /// will still take after this moment.
   std::array<uint64_t, 4> backlogs_ns() const;
   /// Call it when what was noted so far has been taken away.
   void forget_notes();
@@ -126,7 +128,7 @@ class DeviceModel {
   // Both are in the order of their ends, since a link makes one move after another; some evictions
   // were called off.
   std::deque<UnderWay> evictions_;
-  std::deque<UnderWay> fetches_;        // below them is a host; some may have ended
+  std::deque<UnderWay> fetches_;        // only where host_ is there; some may have ended
   std::deque<UnderWay> never_awaited_;  // fetches, for await_fetch(); most have ended
   std::deque<FetchRequest> fetch_queue_;
   std::vector<uint8_t> is_needed_now_;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fetch_when_room: a schedule of fetches for machines on which bytes come from far below, or more
-// of them than computing gives time for. Fetches go in the order of their deadlines, each as early
-// as the budget has room for it until its op. Then the device is full of what is needed next, and
-// so is host memory below it: reading from disk begins as soon as anything at all is given up, and
-// goes on without a pause.
+// fetch_when_room: a schedule of fetches for machines on which bytes come from the disk, or more
+// bytes must come than computing gives time for. Fetches go in the order of their deadlines, each
+// as early as the budget has room for it until its op. Then the device is full of what is needed
+// next, and so is host memory below it: reading from disk begins as soon as anything at all is
+// given up, and goes on without a pause.
 //
 // A pure function. Its time is linear in the gaps times the bins that they last.
 #pragma once

@@ -12,8 +12,8 @@
 namespace tencache {
 namespace {
 
-/// Where as many entries differ on both sides between two that correspond, they correspond, too: an
-/// op names an extent more or less.
+/// Where the same number of entries differs on both sides between two that correspond, those
+/// correspond, too: an op names an extent more or less.
 void match_between(std::vector<size_t>* counterparts) {
   size_t matched = kUnmatched;  // the last one
   for (size_t index = 0; index < counterparts->size(); ++index) {
@@ -41,7 +41,7 @@ ExtentRoles::ExtentRoles(const TickLog& log, const PeriodPlace& place) : log_(lo
   find_exchanged();
 }
 
-// Looks back half a copy more than one, for ticks that were there only then.
+// Looks back one and a half copies, for ticks that were there only then.
 void ExtentRoles::compare_with_before() {
   counterparts_.assign(place_.length, kUnknownTick);
   const uint64_t known = place_.begin - log_.begin();
@@ -94,7 +94,7 @@ uint64_t ExtentRoles::freed_in_copy(uint64_t extent_id) const {
 }
 
 // The extent allocated in a tick that corresponds to one allocated in the tick's counterpart: the
-// one of its size, or else of its place.
+// one of its size, at its place if possible; or else the one at its place.
 std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t number) const {
   std::optional<uint64_t> same_place;
   std::optional<uint64_t> same_size;
@@ -193,7 +193,7 @@ void ExtentRoles::settle(Succession* open) {
   }
 }
 
-// An allocation right after a mark counts to the tick before the mark. If the copy frees the
+// An allocation right after a mark belongs to the tick before the mark. If the copy frees the
 // extent, each repetition has its own. If not, it was made once, and is noted as such here.
 void ExtentRoles::look_before_the_copy() {
   for (const uint64_t extent_id : log_.births(place_.begin - 1)) {

@@ -25,7 +25,7 @@ namespace tencache {
 struct Succession {
   enum class End : uint8_t {
     kInCopy,
-    kInNextCopy,  // at the tick in which the extent before it ended in this one
+    kInNextCopy,  // at the tick that corresponds to `freed`
     kLasts,       // until its successor comes
   };
 
@@ -45,11 +45,13 @@ class ExtentRoles {
   bool is_consistent() const { return is_consistent_; }
   /// The successions, in the order of their allocation.
   const std::vector<Succession>& successions() const { return successions_; }
-  /// Whether it was allocated in the copy, or right before it, and is always there from then on.
+  /// Whether the extent was allocated in the copy, or right before it, and is always there from
+  /// then on.
   bool is_made_once(uint64_t extent_id) const { return made_once_.contains(extent_id); }
-  /// Whether it stems from an earlier repetition, and another one takes its place in each.
+  /// Whether the extent stems from an earlier repetition, and the copy before named another one at
+  /// its place.
   bool is_exchanged(uint64_t extent_id) const { return exchanged_.contains(extent_id); }
-  /// The tick in the copy in which it was freed; kUnknownTick when it was not.
+  /// The tick in the copy in which the extent was freed; kUnknownTick when it was not.
   uint64_t freed_in_copy(uint64_t extent_id) const;
   /// For each tick of the copy the one before the copy that corresponds to it, or kUnknownTick.
   const std::vector<uint64_t>& counterparts() const { return counterparts_; }

@@ -9,8 +9,8 @@
 
 namespace tencache {
 
-/// Appends an object and the end of its line. Text that is not UTF-8 is replaced instead of
-/// throwing, since names come from the program.
+/// Appends an object and the end of its line. Text that is not UTF-8, which the program's names may
+/// hold, is replaced.
 void append_json_line(const nlohmann::ordered_json& line, OutputText& file);
 
 }  // namespace tencache

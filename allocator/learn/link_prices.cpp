@@ -7,8 +7,8 @@
 namespace tencache {
 namespace {
 
-// The period is cut into this many slices of equal time. A link's price is the share of the slices
-// around that it is busy, for moves may begin a little earlier or later.
+// The period is cut into this many slices of equal time. A link's price grows with the share of the
+// slices around in which it is busy, for moves may begin a little earlier or later.
 constexpr size_t kSlices = 256;
 constexpr size_t kSlicesAround = 4;
 // What an idle link costs: bytes that are not moved at all are better still.

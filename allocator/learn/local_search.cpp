@@ -14,9 +14,9 @@
 namespace tencache {
 namespace {
 
-// How many ops are played at most, which is some tenth of a second. With a sanitizer it would be
-// two seconds for each plan of a suite. A plan is not changed at all where this is less than
-// kPlaysMin plays of it.
+// How many ops are played at most, which takes about a tenth of a second. With a sanitizer so many
+// would take two seconds for each plan of a suite. A plan is not changed at all where this is less
+// than kPlaysMin plays of it.
 constexpr uint64_t kOpsMax = kHasSanitizer ? 30'000 : 300'000;
 constexpr uint64_t kPlaysMin = 30;
 // The number of moments for which a fetch is tried.
@@ -24,9 +24,10 @@ constexpr Tick kMomentsMax = 8;
 // Which evictions are delayed: those of tensors with at least this share of the bytes of the tensor
 // that the op waits for.
 constexpr std::array<double, 3> kLaterShares = {1.0, 0.5, 0.25};
-// How many ops later than the one that waits.
+// How many ops after the one that waits a delayed eviction may begin.
 constexpr std::array<Tick, 6> kLaterOps = {0, 2, 8, 32, 64, 128};
-// A tensor that left longer ago than this part of the period is no longer in the way.
+// A tensor is no longer in the way once more than the period divided by this has passed since it
+// left.
 constexpr Tick kRecentParts = 4;
 // The search that changes several gaps at once: how many gaps it changes, how many plans it keeps
 // on the way, and how many ops it plays at most.
@@ -55,7 +56,7 @@ class LocalSearch {
 
  private:
   /// Plays a plan; nullopt where nothing may be played any more. Where a period does not end as it
-  /// began, later ones may take longer: such a plan does not take the place of one that is steady.
+  /// began, later ones may take longer: nullopt, too, for such a plan if the best one is steady.
   std::optional<Simulation> play(const Plan& plan) {
     if (plays_left_ == 0) return std::nullopt;
     --plays_left_;
@@ -168,8 +169,8 @@ class LocalSearch {
 
   bool can_try_each_gap() const { return plays_left_ >= gaps_.size() * kMomentsMax; }
 
-  /// Tries each gap. Returns whether there is a new best; false, too, where not all gaps could be
-  /// tried.
+  /// Tries each gap, and the copies to disk. Returns whether there is a new best; false, too, where
+  /// plays are left for only some of the gaps.
   bool try_each_gap() {
     if (!can_try_each_gap()) return false;
     bool is_improved = false;
@@ -230,7 +231,7 @@ class LocalSearch {
             simulation.disk_bytes_written};
   }
 
-  /// Whether there is a new best.
+  /// Changes up to kChangesMax gaps at once. Returns whether there is a new best.
   bool change_several() {
     if (!can_try_each_gap()) return false;
     std::vector<Planned> front = {best_};
@@ -244,7 +245,7 @@ class LocalSearch {
     return false;
   }
 
-  /// The best of all plans that are one change away, the best one first.
+  /// The best kFrontMax of all plans that are one change away, the best one first.
   std::vector<Planned> best_neighbours(const std::vector<Planned>& front, std::set<Figures>* seen) {
     std::vector<Planned> best;
     for (const Planned& planned : front) {

@@ -5,7 +5,8 @@
 //   1. Evictions that leave later. A link carries them in the order of the requests. An op that
 //      waits for room waits for what was asked for before; where that is large, smaller tensors
 //      that leave first are enough for it.
-//   2. A gap that is used or not, and each moment at which its fetch could start. That is for short
+//   2. A gap that is used or not, and moments at which its fetch could start; where there is a
+//      disk, also the plan without copies ahead of need, and with all of them. That is for short
 //      periods only, where all gaps can be tried.
 //   3. Several gaps at once, where no single one helps any more: room that one tensor gives lets
 //      another come earlier, but by itself it only takes time. So the best plans that are one

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MoveLog: the newest moves between tiers, for the trace file. A move takes tens of microseconds at
-// least, so a lock and one entry each cost nothing that shows, and the log is always on. It is
-// reserved at once and never grows; its untouched pages cost nothing.
+// least, so the cost of a lock and one entry for each does not show, and the log is always on. Its
+// memory is reserved at once and never grows; the untouched pages cost nothing.
 //
 // Moves that queue in a stream end when somebody notices that they have, a little late.
 //

@@ -17,9 +17,10 @@
 
 namespace tencache {
 
-/// Gives each chosen gap the op at which its fetch may start: the earliest one that needs a fetch
-/// such that all fetches from that one to this have at most `ahead_bytes`. It is at least the last
-/// earlier op that needs one. REQUIRES: the gaps are of gaps_of(trace).
+/// Gives each chosen gap the op at which its fetch may start. That is the earliest op that needs a
+/// fetch such that all fetches from that one to this have at most `ahead_bytes`. It is at the
+/// latest the last earlier op that needs one, and never before the gap. REQUIRES: the gaps are of
+/// gaps_of(trace).
 Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_bytes);
 
 }  // namespace tencache

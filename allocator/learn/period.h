@@ -37,11 +37,11 @@ struct Period {
   // The bytes of the tensors that are others in each repetition, in the sizes of the copy from
   // which the period was made.
   uint64_t born_bytes = 0;
-  // The smallest id of those extents, or larger than any where there are none. Ids ascend, so later
-  // repetitions' are larger.
+  // The smallest id of the extents that were allocated in that copy, or larger than any id where
+  // there are none. Ids ascend, so those of later repetitions are larger.
   uint64_t first_born_id = ~uint64_t{0};
 
-  /// Whether it is stored, and part of its extents are not known yet.
+  /// Whether the period is stored, and part of its extents are not known yet.
   bool has_unknown_extents() const;
   /// Whether the op at `tick` names an extent that is always there.
   bool names_always_there(Tick tick) const;
@@ -60,7 +60,8 @@ struct Period {
     }
     return true;
   }
-  /// Whether it is of the same kind, or the same loop seen from another of its ticks.
+  /// Whether both are the same loop, perhaps seen from different ticks of it, with the same extents
+  /// that are always there.
   bool is_same_loop(const Period& other) const;
   /// Whether both are the same sequence of ops, perhaps from another tick on, and mostly on the
   /// same extents, where one that is not known yet may be any. They are two guesses about one

@@ -69,7 +69,8 @@ class PeriodBuilder {
     for (const Succession& born : roles_.successions()) {
       const Tick allocated_at = tick_of(born.born);
       Tick freed_at = tick_of(born.freed);
-      // A tensor that lives longer is always there, except in the tick in which it is replaced.
+      // A tensor that lives until the next repetition replaces it is always there: it ends right
+      // before the tick that allocates its successor.
       const bool lasts = born.end == Succession::End::kLasts ||
                          (born.end == Succession::End::kInNextCopy && freed_at >= allocated_at);
       const auto count = static_cast<Tick>(numbers_.size());

@@ -14,15 +14,15 @@ namespace {
 constexpr size_t kMarksMax = 8;
 // At most this many repetitions are looked at; more come from loops within loops.
 constexpr size_t kRepeatsMax = 16;
-// A sequence counts as repeated once this much of a second copy agrees: this many ticks, this part
-// of all, and ticks that name this many old extents.
+// A sequence counts as repeated once this much of a second copy agrees: this many ticks, one tick
+// in kAgreedPart, and ticks that name this many old extents.
 constexpr uint64_t kAgreedTicksMin = 32;
 constexpr uint64_t kAgreedPart = 8;
 constexpr size_t kAgreedExtentsMin = 4;
 // A shorter sequence of other ticks is passed over wherever it occurs; a longer one may be a loop
 // of its own, like an evaluation between two steps.
 constexpr uint64_t kAdditionMin = 32;
-// A sequence came in place of another one if that has at least this part of its ticks.
+// A sequence came in place of another one if that has at least one tick for this many of its ticks.
 constexpr uint64_t kReplacedPart = 4;
 
 bool is_repetition(const TickLog& log, const PeriodPlace& place) {

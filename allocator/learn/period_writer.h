@@ -13,7 +13,7 @@
 //   {"name":"aten::add_.Tensor","compute_ns":300000,"reads":[1],"writes":[0],"order":"wr"}
 //
 // The first line describes the file. `format` and `version` are required. `ops` and `tensors`, the
-// numbers of lines of each kind, let a reader notice a truncated file. `run_id` is that in the
+// numbers of lines of each kind, let a reader notice a truncated file. `run_id` is also in the
 // stats of the process, so that a reader knows whether both are of one run. `fixed_bytes` are on
 // the device all the time, besides the tensors. `peak_bytes` is the most that exists at one time.
 // `device_budget_bytes` is the budget under which the period was seen. The two bandwidths are as
@@ -32,10 +32,10 @@
 // an op writes must be on the device, too, and must be written out before it leaves again. It need
 // not be in `reads` as well. `order` tells in which order the gate sees them, r for the next of
 // `reads` and w for the next of `writes`. Plans do not depend on it. To follow the period in
-// another run takes the exact order, so an op that both reads and writes must have it then
-// (option learn_from). `overwrites`, absent when empty, lists those of `writes` of whose old
-// bytes the op leaves and uses nothing: they need not be kept after the last op that names the
-// tensor before. tencache does not record it, since it does not know it of an op.
+// another run takes the exact order, so an op that both reads and writes must have it then (option
+// learn_from). `overwrites`, absent when empty, lists those of `writes` whose old bytes the op
+// neither uses nor leaves in place: those bytes need not be kept after the op that named the tensor
+// last. tencache does not record `overwrites`, since it does not know that of an op.
 //
 // The period repeats for ever: after the last op comes the first. Readers must ignore fields that
 // are not named here; a change that readers could not ignore gets a new version.
@@ -49,8 +49,9 @@
 
 namespace tencache {
 
-/// Writes it to `path` (platform/output_file.h). kInvalidArgument when the trace is not valid.
-/// `machine` is where the period was seen; 0 = unknown. An empty `run_id` is left out.
+/// Writes the period to `path` (platform/output_file.h). kInvalidArgument when the trace is not
+/// valid; else fails as write_output_file() does. `machine` is where the period was seen; 0 =
+/// unknown. An empty `run_id` is left out.
 Status write_period(const Trace& trace, const Machine& machine, const std::string& path,
                     const std::string& run_id = {});
 

@@ -100,7 +100,7 @@ class FetchSchedule {
   const BinRoom room_;  // while everything chosen is away
 };
 
-// The gaps that an unplanned run used.
+// The gaps that a played run used, with a plan or without one.
 std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>& moves) {
   std::vector<std::pair<uint32_t, Tick>> used;
   used.reserve(moves.size());
@@ -152,7 +152,8 @@ class Search {
 
   bool has_time() const { return plays_ * trace_.tick_count() < kOpsPlayedMax; }
 
-  // Whether the program waits, and longer than the bound says that it must.
+  // Whether there is time for more, and the program exceeds the budget, or waits longer than the
+  // bound says that it must.
   bool may_improve() {
     if (!has_time()) return false;
     if (!best_.simulation.has_stalls()) return false;
@@ -221,12 +222,12 @@ class Search {
     try_near(gaps_used(gaps_, best_.simulation.moves));
   }
 
-  // The gaps that the best plan so far uses are a choice that knows of the disk.
   void try_early(const BinTimeline& timeline, const Choices& choices) {
     keep_better(early_plan(timeline, choices.belady));
     for (const std::vector<Gap>& chosen : choices.by_charge) {
       keep_better(early_plan(timeline, chosen));
     }
+    // The gaps that the best plan so far uses are a choice that knows of the disk.
     keep_better(early_plan(timeline, gaps_used(gaps_, best_.simulation.moves)));
   }
 
@@ -271,8 +272,8 @@ class Search {
     return best;
   }
 
-  // Only what goes to disk anyway is copied ahead. More copies would not begin sooner, and some
-  // would be needless.
+  // About as much is copied ahead as goes to disk anyway. More copies would not begin sooner, and
+  // some would be needless.
   void try_copies_ahead() {
     const uint64_t disk_bytes = best_.simulation.disk_bytes_written;
     uint64_t best_bytes = 0;

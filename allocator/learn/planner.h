@@ -17,7 +17,8 @@
 //   8. The best plan's moves are changed, one by one or several at once, as long as time allows
 //      (learn/local_search.h).
 //
-// A plan that is as fast as the bound (learn/bound.h) ends the search at once.
+// A plan that does not wait, or is as fast as the bound (learn/bound.h), ends the search between
+// two of these steps.
 //
 // A call takes time about linear in ticks and gaps, because gaps are looked at through at most
 // kBinsMax bins of time, mostly kBlockBins at once. Memory is linear.

@@ -5,8 +5,8 @@
 // The newest kRingEvents events of every thread are kept. Rings outlive their threads and are
 // reused by new ones, so that short-lived threads neither lose events nor pile up rings.
 //
-// Ops are recorded by number. The registry of names, of ops and of extents, is the only shared,
-// locked part.
+// Ops are recorded by number. Only the registry of names (of ops and of extents) and the list of
+// rings are shared and locked.
 //
 // Threads: only the ring's thread appends. Any thread calls snapshot() at any time: events are
 // stored as atomic words, and those that may have been overwritten meanwhile are left out.
@@ -116,8 +116,8 @@ class Recorder {
   std::map<uint64_t, std::string> extent_names() const TENCACHE_EXCLUDES(mutex_);
 
   std::vector<ThreadEvents> snapshot() const TENCACHE_EXCLUDES(mutex_);
-  /// What was recorded since `positions`, which then move on. The positions go by ring, and grow
-  /// with the rings.
+  /// What was recorded since `positions`, which then move on. There is one position for each ring;
+  /// new rings add theirs.
   std::vector<ThreadEvents> drain(std::vector<uint64_t>* positions) const TENCACHE_EXCLUDES(mutex_);
   const TimestampConverter& clock() const { return clock_; }
 

@@ -2,8 +2,8 @@
 //
 // simulate: tells what a plan would do. It replays a trace, period after period, on a machine, and
 // makes the plan's moves. At an op it does what the engine does there: wait for fetches, make room,
-// fetch on demand what is missing. It returns time, stalls and traffic of a period in steady state.
-// It is a pure function: the same arguments always give the same result.
+// fetch on demand what is missing. It returns time, stalls and traffic of a period, in steady state
+// if it reaches one. It is a pure function: the same arguments always give the same result.
 //
 // How long ops wait, learn/device_model.h tells: it plays the device and its link. Where the
 // machine has a disk below host memory, departures and returns wait for the disk, too
@@ -19,7 +19,9 @@
 
 namespace tencache {
 
-/// Steps are compared in units of this part of the computing time.
+/// Steps are compared in units of the computing time divided by this. A wait of no more than such a
+/// unit does not count, nor does a distance from the bound of no more than the bound divided by
+/// this.
 inline constexpr uint64_t kStepParts = 1024;
 
 /// A move of one tensor. Times count from the start of the period, and are below 0 before it.
@@ -41,7 +43,8 @@ struct Simulation {
   uint64_t disk_bytes_read = 0;  // below host memory
   uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
-  /// Every tensor ended the period where it began it, and no link is further behind than then.
+  /// Every tensor ended the period where it began it, as many fetches wait for room as then, and no
+  /// link is further behind.
   bool is_steady = false;
   std::vector<uint64_t> begin_ns;  // when each op began to compute; since the start of the period
   std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
@@ -49,9 +52,9 @@ struct Simulation {
   std::vector<uint64_t> used_bytes;
   /// Every departure of the period, planned or not, and the return that followed it.
   std::vector<PlannedMove> moves;
-  /// What the links carry in the period, in the order of the requests. It includes what was under
-  /// way when the period began; what is under way at its end ends after it. An eviction that was
-  /// called off still takes its time on the link.
+  /// What the links carry in the period, in the order of the requests. The list includes what was
+  /// under way when the period began; what is under way at the period's end ends after it. An
+  /// eviction that was called off still takes its time on the link.
   std::vector<Migration> migrations;
 
   uint64_t total_stall_ns() const { return step_ns - compute_ns - work_ns; }

@@ -16,7 +16,7 @@ Tick TensorUses::next_use(uint32_t tensor, Tick now) const {
   const TraceTensor& life = trace_.tensors[tensor];
   const auto later = std::upper_bound(uses.begin(), uses.end(), now);
   const Tick next = later == uses.end() ? uses.front() : *later;
-  // The op that names it next may do so in its next life.
+  // The op that names the tensor next may do so in the tensor's next life.
   return !life.is_persistent() && next == life.allocated_at ? kNoTick : next;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ByTick: some values for each tick, in one sequence. TensorsByTick: the tensors that something
-// happens to at each tick, in order. PlanByTick: a plan's moves, laid out so. Values that never
-// change; any thread.
+// happens to at each tick, in order. PlanByTick: a plan's moves, laid out by tick. Values that
+// never change; any thread.
 #pragma once
 
 #include <algorithm>

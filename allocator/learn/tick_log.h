@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TickLog: the recorder's events of all threads as one sequence of ticks. A tick is an op that
-// names at least one extent; other ops only add their time. The log keeps the newest kTicksMax
-// ticks, the lives of the extents that were allocated or freed meanwhile, and the step marks.
+// names at least one extent; other ops only add to a tick's time. The log keeps the newest
+// kTicksMax ticks, the lives of the extents that were allocated or freed meanwhile, and the step
+// marks.
 //
 // Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick
 // that began last.

@@ -32,7 +32,7 @@ std::vector<std::vector<Use>> collect_uses(const Trace& trace) {
   for (size_t index = 0; index < uses.size(); ++index) {
     const TraceTensor& tensor = trace.tensors[index];
     if (tensor.is_persistent()) continue;
-    // The op that allocates it fills it, whether it is named or not.
+    // The op that allocates a tensor fills it, whether the op names it or not.
     std::vector<Use>& of_tensor = uses[index];
     const auto place = std::ranges::lower_bound(of_tensor, tensor.allocated_at, {}, &Use::tick);
     if (place != of_tensor.end() && place->tick == tensor.allocated_at) {

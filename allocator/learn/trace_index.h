@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TraceIndex: what a simulation needs to know of a trace and no plan changes: who is born, needed
-// and freed at each tick, and the sequences in which victims stand. A planner plays a trace a
-// hundred times and works this out once. A value that never changes; any thread.
+// TraceIndex: what a simulation needs to know of a trace and no plan changes. That is who is born,
+// needed and freed at each tick, and the sequences in which victims stand. A planner plays a trace
+// a hundred times and works this out once. A value that never changes; any thread.
 #pragma once
 
 #include <cstdint>

@@ -45,7 +45,7 @@ struct TraceSource {
   std::string run_id = {};         // empty: not known
 };
 
-/// Writes it to `path` (platform/output_file.h).
+/// Writes the trace to `path` (platform/output_file.h), and fails as write_output_file() does.
 Status write_trace(const TraceSource& source, const std::string& path);
 
 }  // namespace tencache

@@ -29,7 +29,7 @@ class UsesByTick {
   uint32_t tensor_count() const { return tensor_count_; }
   uint32_t size() const { return row_.size(); }
   uint32_t tensor_at(uint32_t place) const { return row_[place]; }
-  /// Where the tensor stands by this use. REQUIRES: it is one of its uses.
+  /// Where the tensor stands by this use. REQUIRES: the use is one of the tensor's.
   uint32_t place_of(uint32_t tensor, Tick use) const;
   /// The place that is occupied and met first from the tick on; a use at the tick is met last.
   std::optional<uint32_t> first_of(const NumberSet& occupied, Tick now) const;
@@ -48,14 +48,15 @@ class VictimOrder {
   explicit VictimOrder(const UsesByTick& row);
 
   /// From now on the tensor could leave. `use` is its next or last use, as the rule has it, or
-  /// kNoTick if there is none. REQUIRES: it could not leave before, or stands at the same use.
+  /// kNoTick if there is none. REQUIRES: the tensor could not leave before, or stands at the same
+  /// use.
   void add(uint32_t tensor, Tick use);
   /// Does what add() does, where the tensor's place in the sequence is known.
   void add_at(uint32_t tensor, uint32_t place) {
     place_[tensor] = place;
     in_row_.insert(place);
   }
-  /// From now on it could not leave, if it could before.
+  /// From now on the tensor could not leave, if it could before.
   void remove(uint32_t tensor);
   /// The tensor that leaves first at the op `now`. A tensor whose use is `now` itself comes last.
   std::optional<uint32_t> first(Tick now) const;

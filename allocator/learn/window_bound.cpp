@@ -59,8 +59,9 @@ class Windows {
   }
 
  private:
-  // Borders are of three kinds, a third each: where the number of existing bytes peaks or bottoms
-  // out, after the ops that name most, and at equal distances. Bursts begin and end at the first.
+  // Borders are of three kinds, at most a third each: where the number of existing bytes peaks or
+  // bottoms out, after the ops that name most, and at equal distances. Bursts begin and end at
+  // borders of the first kind.
   void choose_borders() {
     const uint32_t count = trace_.tick_count();
     add_turns();

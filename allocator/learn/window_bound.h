@@ -27,7 +27,7 @@ struct WindowTimes {
   uint64_t write_ns = 0;  // writing from the device alone
 };
 
-/// The windows go from tick `begin` round to that tick again. REQUIRES: as make_plan.
+/// The windows go from tick `begin` round to that tick again. REQUIRES: what make_plan() requires.
 WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin);
 
 }  // namespace tencache

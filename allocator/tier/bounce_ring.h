@@ -7,9 +7,9 @@
 //
 // The pages are huge where the kernel has some: the device reads from huge pages twice as fast as
 // from small ones (5 against 2 GB/s on a virtual NVMe), because a request is then one piece of
-// physical memory and not 256. They appear as buffers are used, so small transfers need little. A
-// forked child does not inherit them: it runs no transfer, and the kernel would have to copy pinned
-// pages at the fork itself. Threads: as the channel's.
+// physical memory and not 256. The pages appear as buffers are used, so small transfers need
+// little. A forked child does not inherit the pages: it runs no transfer, and the kernel would have
+// to copy pinned pages at the fork itself. Threads: as the channel's.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ class BounceRing {
  public:
   static Result<std::unique_ptr<BounceRing>> create(size_t pieces);
 
-  /// The buffer of the transfer's piece with this number. It is free again once all but the last
-  /// pieces() pieces before it are complete.
+  /// The buffer of the transfer's piece with this number. The buffer is free for it once the piece
+  /// that comes pieces() before it is complete.
   char* buffer(uint64_t number) {
     used_pieces_ = std::max(used_pieces_, number + 1);
     return memory_.get() + number % pieces_ * kPieceBytes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The file is mapped, because its descriptor may have O_DIRECT, which reads past the page cache.
-// The mapping is private, as cold mappings are: some file systems refuse shared ones. It is new and
-// nobody writes to it, so it shows what the file has now. The kernel copies from it
+// The mapping is private, as cold mappings are: some file systems refuse shared ones. The mapping
+// is new and nobody writes to it, so it shows what the file has now. The kernel copies from it
 // (process_vm_readv), and tells where a page is missing.
 //
 // Where nothing more can be mapped (vm.max_map_count), the file is opened once more, without

@@ -2,8 +2,9 @@
 //
 // CachedReader: reads the spill file through the page cache, and so sees the very bytes that a cold
 // mapping shows (Note [Cold mapping] in platform/address_arena.h). A page that the disk does not
-// give is an error, and no SIGBUS. It works in a forked child, too, as long as the child has the
-// descriptor: it makes sure that the descriptor still is the spill file's.
+// give is an error, and no SIGBUS (but where a sandbox forbids process_vm_readv()). The reader
+// works in a forked child, too, as long as the child has the descriptor: it makes sure that the
+// descriptor still is the spill file's.
 //
 // Threads: any; constant after construction.
 #pragma once

@@ -2,7 +2,8 @@
 //
 // XXH3 for processors with AVX2, in a program that starts on any x86-64. Headers included under the
 // pragmas define only static functions, so no function compiled for AVX2 can replace its plain twin
-// elsewhere in the program. Headers with external linkage are included before the pragmas.
+// elsewhere in the program. Headers that define functions with external linkage are included before
+// the pragmas.
 #include "tier/content_hash_kernels.h"
 
 #if defined(__x86_64__)

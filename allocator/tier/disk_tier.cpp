@@ -6,7 +6,7 @@
 // never shrinks: a slot that is written again costs less than a new one, because its blocks have
 // been written before. Only what a step got before it failed goes back to the disk, where other
 // programs may wait for it. A full disk shows at growth, where the extent is still resident, and
-// never in a write.
+// not in a write, unless the file system lacks fallocate.
 //
 // Buffered I/O, where the file system refuses O_DIRECT, is made to behave like direct I/O. A write
 // waits until the disk has the bytes, because a later error would come too late: the extent's
@@ -32,7 +32,7 @@ namespace {
 
 constexpr uint64_t kGrowthStepBytes = 64 * kMiB;
 
-// Without a quota, this share of the disk is left to others.
+// Without a quota, one part in this many of the disk is left to others.
 constexpr uint64_t kReserveShare = 10;
 
 // A call that signals interrupt again and again must end in an error, not in a loop.
@@ -44,7 +44,8 @@ constexpr uint64_t kSlotBytesMax = uint64_t{1} << 62;
 // At 1 MiB a request, more threads than this add context switches and no bandwidth.
 constexpr unsigned kThreadsMax = 8;
 
-/// Whether the file system, or a container's seccomp profile, has no fallocate.
+/// Whether the errno says that the file system lacks fallocate, or that a container's seccomp
+/// profile forbids it.
 bool lacks_fallocate(int error_number) {
   return error_number == EOPNOTSUPP || error_number == ENOSYS || error_number == EPERM ||
          error_number == EINVAL;
@@ -94,7 +95,8 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
 
 DiskTier::~DiskTier() {
   if (getpid() != owner_pid_) {
-    // The rings and threads of the channels belong to the parent; their memory is not even mapped.
+    // The rings and threads of the channels belong to the parent; the rings' memory is not even
+    // mapped here.
     for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
     for (std::unique_ptr<IoChannel>& channel : idle_buffered_channels_) (void)channel.release();
   }
@@ -364,7 +366,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   return result;
 }
 
-// The kernel tells of a write that did not reach the disk once for the whole file, to the thread
+// If a write did not reach the disk, the kernel tells so once for the whole file, to the thread
 // that waits next, whoever wrote those bytes. So one thread waits at a time, and after a failure
 // nothing is trusted that was being written meanwhile.
 Status DiskTier::end_buffered_write(std::span<const IoSegment> segments,

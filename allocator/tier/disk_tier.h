@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DiskTier: one spill file cut into slots. The file is an O_TMPFILE (nothing is left after
-// SIGKILL), mode 0600, close-on-exec, in a directory that belongs to the user or is sticky. It
-// grows by fallocate, so that a full disk shows when a slot is taken and not in the middle of a
-// write.
+// SIGKILL), mode 0600, close-on-exec, in a directory that belongs to the user or is sticky. Where
+// the file system has fallocate, the file grows by it, so that a full disk shows when a slot is
+// taken and not in the middle of a write.
 //
 // A slot holds the bytes of one extent. Slots are written and read with O_DIRECT where the file
 // system allows it. On the cpu backend they are mapped MAP_PRIVATE over cold extents: a mapped slot
@@ -12,9 +12,10 @@
 // fork are gone. Each child inherits the mapping of a token that tells (Note [Fork epochs] in
 // fork_epochs.cpp).
 //
-// Before the file grows, and before and after it is read, written or mapped, the tier looks whether
-// its descriptor still stands for the file (base/kept_fd.h). If not, the process ends. A page of
-// the file stays mapped, so that no file of the program's can pass for it.
+// Before the file grows, and before and after it is read, written or mapped by the descriptor's
+// number, whoever does so looks whether the number still stands for the file (base/kept_fd.h). If
+// not, the process ends; only a CachedReader returns an error instead. A page of the file stays
+// mapped, so that no file of the program's can pass for it.
 //
 // The disk may take nothing for a while: it is full, fails, or has become read-only. is_failing()
 // tells, from the first write or growth that fails until a write succeeds. The tier itself never
@@ -56,8 +57,8 @@ struct Slot {
 
 struct DiskTierConfig {
   std::string directory;  // must exist
-  /// The file never grows beyond this. Without a quota, a tenth of what the file and the free space
-  /// come to when the file grows is left to others.
+  /// The file never grows beyond this. Without a quota, a tenth of the disk is left to others: of
+  /// what the file and the free space come to when the file grows.
   std::optional<uint64_t> quota_bytes;
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;
@@ -81,8 +82,10 @@ struct DiskProbe {
 };
 
 /// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
-/// sticky, is not in memory (tmpfs, ramfs), has room. Each failure is kInvalidArgument or kNoSpace
-/// naming path, reason, remedy (--spill-dir).
+/// sticky, is not in memory (such as tmpfs), has room, and its files can be mapped, written and
+/// read. Each failure names path, reason and remedy (--spill-dir). Most are kInvalidArgument or
+/// kNoSpace; kUnavailable where a file cannot be mapped; where a first write fails, the code of its
+/// errno.
 Result<DiskProbe> probe_directory(const std::string& directory);
 
 /// The first directory that probe_directory accepts among $TMPDIR, $XDG_CACHE_HOME or ~/.cache,
@@ -95,7 +98,8 @@ class DiskTier {
   ~DiskTier();
 
   /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
-  /// system is exhausted; the message says which, the size of the request, and what would help.
+  /// system is exhausted; the message says which, the size of the request, and what would help. Any
+  /// other error of growing the file has the code of its errno.
   Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Does what allocate() does, for bytes that need not be on the disk yet: a refusal is no failure
   /// of the disk.
@@ -124,9 +128,9 @@ class DiskTier {
   int fd() const { return file_.get(); }
   /// Ends the process if fd() does not stand for the spill file any more.
   void require_own_file() const { file_.require_ours(kSpillFile); }
-  /// Whether the last growth or write failed in a way that may pass.
+  /// Whether a growth or write failed in a way that may pass, and no write has succeeded since.
   bool is_failing() const { return is_failing_.load(std::memory_order_relaxed); }
-  /// How the last growth or write failed; ok when it did not.
+  /// The newest such failure; ok unless is_failing().
   Status failure() const TENCACHE_EXCLUDES(mutex_);
   const std::string& directory() const { return config_.directory; }
   /// The directory as messages name it (base/shown_text.h).

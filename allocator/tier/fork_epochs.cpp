@@ -6,12 +6,12 @@
 // slot carries the epoch in which it was taken; every living fork whose epoch is not older freezes
 // it.
 //
-// A token tells whether a fork lives: one page of a memfd, mapped shared and writable just before
-// the fork and unmapped by the parent just after it. The child, and processes that it forks, hold
-// the mapping exactly as long as the mappings of the slots: until they exit or exec. The kernel
-// refuses to seal a memfd against writing while anybody has it mapped so; the seal succeeds once
-// all are gone. (A pipe would tell the same only until a child closes all its descriptors, as
-// daemons do, and reads on.)
+// A fork lives as long as one of its children does. A token tells whether it lives: one page of a
+// memfd, mapped shared and writable just before the fork and unmapped by the parent just after it.
+// The child, and processes that it forks, hold the mapping exactly as long as the mappings of the
+// slots: until they exit or exec. The kernel refuses to seal a memfd against writing while anybody
+// has it mapped so; the seal succeeds once all are gone. (A pipe would tell the same only until a
+// child closes all its descriptors, as daemons do, and reads on.)
 //
 // A slot that is released while frozen waits with the newest fork that freezes it. When that fork's
 // children are gone, the slot moves to the next older fork that freezes it; without one it is free.
@@ -75,7 +75,8 @@ bool DiskTier::is_writable(const Slot& slot) const {
 }
 
 void DiskTier::freeze_before_fork() {
-  // A process that a child forks inherits the child's token of the fork that made the child.
+  // In a child there is nothing to freeze: a process that the child forks inherits the mapping of
+  // the token that the child has.
   if (getpid() != owner_pid_) return;
   MutexLock lock(mutex_);
   TENCACHE_CHECK(fork_token_ == nullptr, "two forks at once");

@@ -15,8 +15,8 @@
 namespace tencache {
 namespace {
 
-// No chunk is made if it leaves the machine or its cgroup less than this: the program has more to
-// allocate, and the kernel would kill it.
+// No memory is mapped if that leaves the machine or its cgroup less than this: the program has more
+// to allocate, and the kernel would kill it.
 constexpr uint64_t kLeftBytesMin = 128 * kMiB;
 
 }  // namespace
@@ -87,7 +87,7 @@ bool HostTier::may_grow(uint64_t bytes) const {
 bool HostTier::may_map(uint64_t bytes) const {
   const uint64_t room_bytes = config_.budget_bytes - stats_.chunk_bytes;
   if (bytes <= room_bytes) return true;
-  // Where most of the chunks' bytes are in use, no walk over them is needed.
+  // If all unused bytes of the chunks would not be enough, no walk over the chunks is needed.
   const uint64_t unused_bytes = stats_.chunk_bytes - ranges_.used() * kIoAlignment;
   return bytes <= room_bytes + unused_bytes && bytes <= room_bytes + free_chunk_bytes();
 }

@@ -2,14 +2,14 @@
 //
 // HostTier: the host memory that holds the bytes of extents that left the GPU. Copy engines read
 // and write it; the disk tier writes and reads it with O_DIRECT. So a block begins at a multiple of
-// kIoAlignment and has whole units to itself; nothing else is rounded.
+// kIoAlignment and has whole units to itself. Its size is not rounded any further.
 //
 // The memory comes in chunks. A chunk is mapped, bound to a NUMA node, touched and pinned when a
 // block finds no room (platform/host_memory.h). It is reused until somebody asks for it (trim()) or
 // a block needs its room, because unpinning may stop the device. A chunk that cannot be pinned
 // stays, as pageable memory, and its blocks say so; copies of those go through a StagingRing
-// (engine/move/cuda/staged_copies.h). No chunk is made that would leave the machine, or its cgroup,
-// less than 128 MiB, whatever the budget says.
+// (engine/move/cuda/staged_copies.h). No memory is mapped that would leave the machine, or its
+// cgroup, less than 128 MiB, whatever the budget says.
 //
 // A block beyond the budget is for bytes that must get through even when the budget is used up,
 // because an op waits for them. It is pageable memory of its own, unmapped when it is released.
@@ -108,8 +108,9 @@ class HostTier {
   HostTier& operator=(const HostTier&) = delete;
 
   /// Takes a block; its bytes are undefined. kNoSpace when the budget or the machine has no room
-  /// for it, kOutOfMemory when the kernel refuses the memory; the message says the size of the
-  /// request, why it is refused and what would help. After a failure all blocks are as before.
+  /// for it, kOutOfMemory when the kernel refuses the memory, kFailedPrecondition in a forked
+  /// child. The message of the first two says the size of the request, why it is refused and what
+  /// would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
   /// Takes a block as allocate() does, but only from mapped memory: no block where that has no room
@@ -120,8 +121,8 @@ class HostTier {
   /// Whether allocate() may map memory for such a block: the budget allows it once free chunks have
   /// gone, and the machine did not refuse memory the last time.
   bool may_grow(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
-  /// A block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory when
-  /// the kernel refuses it.
+  /// Takes a block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory
+  /// when the kernel refuses it, kFailedPrecondition in a forked child.
   Result<HostBlock> allocate_beyond_budget(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.

@@ -25,8 +25,8 @@ namespace tencache {
 /// The largest request to the kernel; 1 MiB with 4-16 in flight saturates an NVMe.
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
-/// A piece is submitted only once all but this many of the pieces ahead of it have been reported
-/// complete. This bounds the buffers of a channel, 32 MiB, whatever its depth.
+/// A piece is submitted only while fewer than this many pieces ahead of it have yet to be reported
+/// complete. This bounds the buffers of a channel to 32 MiB, whatever its depth.
 inline constexpr size_t kWindowPiecesMax = 32;
 
 /// Memory, file offsets and sizes are multiples of this (O_DIRECT; a page).
@@ -85,8 +85,8 @@ class IoChannel {
 };
 
 /// A channel over io_uring with `depth` requests in flight; kUnavailable where the kernel or the
-/// container refuses it (EPERM, ENOSYS), with the reason. Registers its buffers where the kernel
-/// allows it, unless `registers_buffers` is false.
+/// container refuses it (EPERM or ENOSYS, say), with the reason. Registers its buffers where the
+/// kernel allows it, unless `registers_buffers` is false.
 Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
                                                       bool registers_buffers = true);
 

@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// A request that meets EAGAIN again and again must end in an error, not in a loop.
+// A request that meets EINTR or EAGAIN again and again must end in an error, not in a loop.
 constexpr unsigned kRepeatsMax = 1000;
 
 // Any other error of a write may be gone a moment later, too, and a batch of hundreds of pieces

@@ -5,7 +5,7 @@
 // and reports completed pieces to the observer in order. A channel only moves bytes.
 //
 // Pieces live in a ring of `window` places, at most kWindowPiecesMax. A piece leaves the ring when
-// it is reported, so a slow piece lets at most `window` later ones pass. Pointers to a piece are
+// it is reported, so fewer than `window` later pieces pass a slow one. Pointers to a piece are
 // stable while it is in flight, and so is its buffer of the bounce ring, which has as many places.
 //
 // Invariants:

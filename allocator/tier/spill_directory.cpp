@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Probes what a directory offers to the disk tier, and finds a directory when the user named none.
-// It tries everything for real: makes a file, writes it with O_DIRECT, hands it to a ring. The file
-// is gone when the function returns. Reads the environment; otherwise no state, any thread.
+// Everything is tried for real: a file is made, written with O_DIRECT and handed to a ring. The
+// file is gone when the function returns. The functions read the environment and keep no state.
+// Threads: any.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>

@@ -34,6 +34,7 @@ namespace tencache {
 namespace {
 
 // Less free space than this counts as a full disk: one growth step of the spill file would not fit.
+// The process's limit on file sizes must allow as much.
 constexpr uint64_t kFreeBytesMin = 64 * kMiB;
 
 struct FileSystemName {
@@ -80,8 +81,8 @@ FileSystem file_system_of_type(uint64_t magic) {
 }
 
 /// Where an overlay writes; invalid where that cannot be seen from here. The kernel gives the sizes
-/// of that file system as those of the overlay, so they tell it from a directory that only has the
-/// same name here.
+/// of that file system as those of the overlay, so the sizes tell whether the directory found is
+/// the overlay's, or only has the same name here.
 UniqueFd open_upper(int fd, const struct statfs& overlay) {
   struct stat attributes = {};
   if (fstat(fd, &attributes) != 0) return {};
@@ -130,7 +131,8 @@ int try_io(int fd) {
   return block[0] == 0x5a && block[sizeof block - 1] == 0x5a ? 0 : EIO;
 }
 
-/// Some file systems accept the flag and refuse the first transfer, so both are tried.
+/// Sets O_DIRECT and tries it; returns 0 or the errno. Some file systems accept the flag and refuse
+/// the first transfer.
 int try_direct_io(int fd) {
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_DIRECT) != 0) return errno;

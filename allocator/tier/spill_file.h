@@ -30,7 +30,8 @@ struct SpillFile {
 };
 
 /// Opens `path` and checks what can be checked without writing: it is a directory, belongs to the
-/// user or is sticky, is not in memory, has room.
+/// user or is sticky, is not in memory, has room, and the process's limit on file sizes leaves
+/// room, too.
 Result<SpillDirectory> open_spill_directory(const std::string& path);
 
 /// Makes an empty file of mode 0600 without a name, and tries O_DIRECT unless `direct_io` is kOff.

@@ -10,9 +10,10 @@
 //       wait for the event of the oldest piece on its way, release() its buffer, try again
 //     memcpy(buffer.memory, piece); queue the copy to the device; record an event behind it
 //
-// The memory is one pinned piece outside the budget of the host tier. No buffer crosses its end, so
-// a copy from one buffer is within one registration. Where it cannot be pinned, the buffers are
-// plain memory; is_pinned() and pin_refusal() tell that and why. Copies are then correct but slow.
+// The memory is one pinned piece outside the budget of the host tier. No buffer crosses the end of
+// the piece, so a copy from one buffer is within one registration. Where the piece cannot be
+// pinned, the buffers are plain memory; is_pinned() and pin_refusal() tell that and why. Copies are
+// then correct but slow.
 //
 // Invariant: a buffer is free or has one holder. Threads: any may acquire and release; mutex_ is
 // held for bookkeeping only. A forked child has no buffers (Note [Fork] in platform/host_memory.h).

@@ -13,7 +13,7 @@
 // across I/O. The threads start at the first transfer and leave signals to the program's own
 // threads. A limit on processes may allow only some of them, or none: then the calling thread moves
 // the pieces, one after another, and the next transfer tries to start threads again. In a forked
-// child the threads do not exist, and the channel may only be leaked.
+// child the threads do not exist; DiskTier leaks the channel there, and the destructor joins none.
 #include <unistd.h>
 
 #include <algorithm>

@@ -25,9 +25,10 @@
 // ring itself has only its number, and each submission looks at that. (Kernels before 5.16 give all
 // rings one inode. There another ring of the program's could be taken for this one.)
 //
-// Invariant: outside transfer() the ring holds no request. When a submission fails for good, its
-// entry stays in the submission queue and would be submitted later, with memory that may be gone by
-// then. So the ring is closed, and the next transfer opens a new one. Threads: see io_channel.h.
+// Invariant: outside transfer() the kernel has no request of the ring's. When a submission fails
+// for good, its entry stays in the submission queue and would be submitted later, with memory that
+// may be gone by then. So the next transfer closes the ring and opens a new one. Threads: see
+// io_channel.h.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sched.h>
@@ -49,11 +50,11 @@
 namespace tencache {
 namespace {
 
-// Pieces complete in any order and are reported in order. With twice the depth, one slow piece does
-// not idle the disk at once.
+// Pieces complete in any order and are reported in order. With a window of twice the depth, one
+// slow piece does not idle the disk at once.
 constexpr unsigned kWindowPerDepth = 2;
 
-// A submission that the kernel refuses for lack of memory is repeated this often.
+// A submission that the kernel refuses for the moment is repeated this often.
 constexpr unsigned kSubmitAttemptsMax = 1000;
 
 // The kernel takes at most 1 GiB as one registered buffer.

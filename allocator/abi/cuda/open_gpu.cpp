@@ -91,10 +91,10 @@ Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, 
       runtime.add_gpu({ordinal, gpu.value()->engine.get()}, gpu.value()->device->gpu().facts().name,
                       tencache_gpu_arena(gpu.value()));
   if (!added.is_ok()) {
-    destroy_gpu(gpu.value());  // nobody knows it, so the watch over the other GPUs goes on
+    destroy_gpu(gpu.value());  // nobody knows this GPU, so the watch over the others goes on
     return added;
   }
-  if (fraction != 1.0) (void)set_fraction(*gpu.value(), fraction);  // which was checked
+  if (fraction != 1.0) (void)set_fraction(*gpu.value(), fraction);  // checked above
   return gpu;
 }
 

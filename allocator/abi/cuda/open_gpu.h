@@ -17,7 +17,7 @@
 struct tencache_gpu {
   std::unique_ptr<tencache::DriverApi> own_driver;   // null if the caller brought one
   uint64_t total_bytes = 0;                          // of the GPU
-  uint64_t budget_bytes_max = 0;                     // the bound unless the program sets one
+  uint64_t budget_bytes_max = 0;                     // set_fraction() sets no more
   std::unique_ptr<tencache::HeapObserver> observer;  // of the engine's heap, or null
   std::unique_ptr<tencache::Engine> engine;
   tencache::CudaDevice* device = nullptr;  // the engine's
@@ -25,15 +25,16 @@ struct tencache_gpu {
 
 namespace tencache {
 
-/// Suites that also bring the configurations call this. The driver table must outlive the engine.
+/// Opens a GPU with these configurations; suites bring their own. The driver table must outlive the
+/// engine.
 Result<tencache_gpu*> open_gpu(const DriverApi& driver, const CudaDeviceConfig& device_config,
                                EngineConfig engine_config = {});
 
 /// Does what tencache_gpu_set_fraction() does.
 Status set_fraction(tencache_gpu& gpu, double fraction);
 
-/// Does what tencache_open_gpu() does. Without NVRTC there are no hashes, and every eviction
-/// copies.
+/// Does what tencache_open_gpu() does, with the caller's driver table. Without NVRTC there are no
+/// hashes, and every eviction copies.
 Result<tencache_gpu*> open_gpu_of_runtime(const DriverApi& driver, int ordinal, double fraction,
                                           const std::optional<NvrtcApi>& nvrtc = std::nullopt);
 

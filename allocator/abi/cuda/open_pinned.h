@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens pinned memory for suites that link the core itself and bring their own driver table (the
+// Opens pinned memory. Suites that link the core itself can bring their own driver table (the
 // simulated driver). libtencache.so does not export this.
 #pragma once
 
@@ -18,7 +18,8 @@ struct tencache_pinned {
 
 namespace tencache {
 
-/// Does what tencache_pinned_open() does, with a budget. The table must outlive the memory.
+/// Does what tencache_pinned_open() does, with the caller's driver table and configuration. The
+/// table must outlive the memory.
 Result<tencache_pinned*> open_pinned(const DriverApi& driver, PinnedMemoryConfig config);
 
 }  // namespace tencache
