@@ -86,7 +86,8 @@ bool is_of_driver(const void* function) {
   return file.starts_with("libcuda.so");
 }
 
-// The guard's function for this name; null if the guard does not serve it.
+// The function to serve for a name of the driver's: the guard's, or the driver's own where the
+// guard has none. Null where the lookup does not lead to the driver.
 __attribute__((noinline)) void* find_guarded(void* library, const char* name) {
   if (library == RTLD_NEXT || library == RTLD_DEFAULT) return nullptr;
   void* const real = real_dlsym()(library, name);

@@ -4,9 +4,10 @@
 // since CUDA 12.4) and is asked once for each kernel. A launch passes an array of pointers without
 // sizes, so nothing else tells how to read the arguments.
 //
-// A handle is valid until its module is unloaded, and may belong to another kernel afterwards. So
-// distrust() makes us ask about each kernel again. Earlier layouts are kept for ever, because a
-// launch on another thread may be reading one. They are reused if the driver gives the same answer.
+// A handle is valid until its module, library or context ends, and may belong to another kernel
+// afterwards. So distrust() makes us ask about each kernel again. Earlier layouts are kept for
+// ever, because a launch on another thread may be reading one. They are reused if the driver gives
+// the same answer.
 //
 // Threads: any. mutex_ is held for bookkeeping alone, never across a call of the driver.
 #pragma once
@@ -47,7 +48,7 @@ class KernelArguments {
 
   /// The layout lives for ever.
   const KernelLayout& layout(CUfunction kernel);
-  /// Call before a module is unloaded.
+  /// Call before a module, library or context ends.
   void distrust() { generation_.fetch_add(1, std::memory_order_release); }
 
  private:

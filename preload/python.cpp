@@ -25,7 +25,7 @@ bool is_import_of_torch(const char* event, PyObject* arguments) {
   return module != nullptr && compare(module, "torch") == 0;
 }
 
-// An audit hook (PEP 578). It asks the package, which raises SystemExit if the program shall not go
+// An audit hook (PEP 578). It asks the package, which raises SystemExit if the program must not go
 // on. An interpreter without the package goes on: nothing of ours can run there.
 int refuse_torch(const char* event, PyObject* arguments, void* /*data*/) {
   if (!is_import_of_torch(event, arguments)) return 0;

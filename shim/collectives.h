@@ -17,8 +17,8 @@
 // calling thread, and tencache::abandon_group() that its end has failed; the Python package calls
 // them. Tensors that a CUDA graph captures are not held: they stay resident as long as they live.
 //
-// Finished holds are looked for when another collective is held, at each optimizer step, and by the
-// evictor before it picks victims. The evictor must not run Python, because an allocation that
+// Finished holds are looked for when another collective is called, at each optimizer step, and by
+// the evictor before it picks victims. The evictor must not run Python, because an allocation that
 // waits for it may hold the GIL. So the evictor destroys no Work, and asks none that is implemented
 // in Python.
 //
@@ -48,7 +48,7 @@ void lock_collectives();
 void unlock_collectives();
 void forget_collectives();
 
-/// How many Works have not completed yet.
+/// How many holds wait for their Work. Those of one group wait for the same one.
 size_t pending_collectives();
 
 }  // namespace tencache::shim

@@ -12,7 +12,7 @@ namespace tencache::shim {
 namespace {
 
 // These operators are registered as composite, but their kernels read or write bytes themselves. A
-// name without an overload stands for all of them.
+// name without an overload stands for all overloads.
 constexpr std::array<std::string_view, 26> kByteTouchers = {
     // They read how many sequences of a packed batch each step has.
     "aten::lstm.data",

@@ -15,7 +15,8 @@
 //    kernel has no address. A tensor allocated inside goes cold only after an operator named it,
 //    and every later operator that needs it names it too.
 // 3. It does not count as a use of its inputs, and does not mark them as seen.
-// An access that slips through after all meets the cold mapping: slow, counted, never wrong.
+// On the cpu backend an access that slips through after all meets the cold mapping: it is slow and
+// counted, and never wrong.
 //
 // The exceptions are kernels that are registered the same way but read bytes themselves, by
 // data_ptr() or an accessor. We list them by name, from PyTorch's sources. The tests call every

@@ -13,8 +13,8 @@
 // The DataPtr's context is the data pointer and its deleter is raw_deleter(); CUDA graph trees rely
 // on both. The deleter takes no allocator argument, so only one CudaAllocator is alive at a time.
 //
-// Threads: any, as with PyTorch's own. mutex_ is held while a GPU is opened and for bookkeeping,
-// and never while observers are called.
+// Threads: any, as with PyTorch's own. mutex_ is held while a GPU is opened or gets another memory
+// fraction, and for bookkeeping, and never while observers are called.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -46,7 +46,8 @@ namespace cuda_api = c10::cuda::CUDACachingAllocator;
 
 class CudaAllocator final : public cuda_api::CUDAAllocator {
  public:
-  /// Opens the engine of a GPU, which may use that fraction of its memory; null with *error filled.
+  /// Opens the engine of a GPU, which may use that fraction of its memory. Null, with *error
+  /// filled, on failure.
   using Opener = std::function<tencache_gpu*(int ordinal, double fraction, tencache_error* error)>;
 
   CudaAllocator(const CudaCalls& calls, Opener open);

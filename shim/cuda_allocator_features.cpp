@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaAllocator: private pools, observers, and the features it refuses.
+// CudaAllocator: private pools, access by other GPUs, observers, and the features it refuses.
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -68,8 +68,8 @@ std::shared_ptr<cuda_api::AllocatorState> CudaAllocator::getCheckpointState(c10:
   return device_of(device).pools.state_of(gpu_of(device), pool);
 }
 
-// Nobody calls raw_delete() for what is freed here: the caller takes the deleters of the tensors
-// there away, and gives those that live on the new pointers.
+// Nobody calls raw_delete() for what is freed here: the caller takes the deleters away from the
+// tensors there, and gives the new pointers to those of them that live on.
 cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
     c10::DeviceIndex device, std::shared_ptr<cuda_api::AllocatorState> state) {
   const auto wanted = std::dynamic_pointer_cast<CudaPoolState>(state);
@@ -167,7 +167,8 @@ void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker 
 }
 
 #if TENCACHE_TORCH_SINCE(12)
-// We reject no request before trying it, so this observer has nothing to see.
+// We reject no request before trying it, but for one of an exabyte, so this observer has nothing to
+// see.
 void CudaAllocator::attachOomRejectionObserver(cuda_api::OomRejectionObserver) {}
 
 std::shared_ptr<c10::GatheredContext> CudaAllocator::getContextForPointer(const void* address) {

@@ -2,8 +2,8 @@
 //
 // The doors for GPU memory. PyTorch keeps its CUDA allocator in two places: the one that tensors
 // are allocated from and torch.cuda reads, and the registry of allocators by device type, which
-// torch.accelerator reads. Ours goes into both. The gate also learns which stream a thread's ops
-// queue their work on.
+// torch.accelerator reads. Ours goes into both, and into torch.cuda.memory, which shows it to
+// Python. The gate also learns which stream a thread's ops queue their work on.
 //
 // Memory that CUDA's own allocator gave out earlier has its own deleter, but would stand outside
 // the budget of the same GPU, unseen. So there must be no such memory.

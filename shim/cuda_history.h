@@ -10,7 +10,7 @@
 // each (is_on()).
 //
 // Threads: any. Stacks are gathered before mutex_ is taken, because gathering may take the GIL.
-// note_core_event() is called with locks of the core held; nothing here calls the core.
+// note_core_event() may be called with a lock of the core held; nothing here calls the core.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -70,8 +70,9 @@ class CudaHistory {
                        const Request& request);
   /// Call before the block is freed. note_core_event() completes the entry of a shared block.
   void note_free(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request);
-  /// Both belong to this thread's request.
+  /// The entry belongs to this thread's request, if it has one.
   void note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes);
+  /// The entry belongs to no request.
   void note_snapshot(c10::DeviceIndex device, size_t active_bytes);
   void note_annotation(c10::DeviceIndex device,
                        const std::vector<std::pair<std::string, std::string>>& metadata);
@@ -90,7 +91,7 @@ class CudaHistory {
   Context context_of_block(uintptr_t address) const;
   Context context_of_segment(uintptr_t address) const;
 
-  // The calling thread's metadata; they go into its entries.
+  // The calling thread's metadata, which go into the entries that it makes.
   static void set_user_metadata(const std::string& metadata);
   static std::string user_metadata();
   static void push_compile_context(const std::string& context);

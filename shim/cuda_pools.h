@@ -109,9 +109,10 @@ class CudaPools {
   static bool is_over(const Pool& pool) {
     return pool.user_count == 0 && pool.allocating_count == 0 && pool.alive.empty();
   }
+  // These six REQUIRE that mutex_ is held.
   Pool& pool(const Id& id);
   const Pool& pool(const Id& id) const;
-  bool is_dropping(const Id& id) const;  // these six REQUIRE that mutex_ is held
+  bool is_dropping(const Id& id) const;
   Released begin_drop(const Id& only);
   void note_alive(void* address, const Id& id);
   void forget(void* address);

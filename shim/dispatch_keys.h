@@ -7,7 +7,8 @@
 
 namespace tencache::shim {
 
-// Kernels that stand before every device's own are registered for BackendSelect.
+// Kernels that stand before every device's own are registered for BackendSelect. Their calls go on
+// with these keys.
 inline constexpr c10::DispatchKeySet kBelowBackendSelect(c10::DispatchKeySet::FULL_AFTER,
                                                          c10::DispatchKey::BackendSelect);
 

@@ -26,7 +26,7 @@ namespace {
 
 constexpr char kStepPrefix[] = "Optimizer.step#";
 
-// install_gate_hooks() writes it once; arm_gate_hooks() reads it on any thread.
+// install_gate_hooks() writes the handle once; arm_gate_hooks() reads it on any thread.
 std::atomic<at::CallbackHandle> gate_handle{at::INVALID_CALLBACK_HANDLE};
 std::atomic<bool> is_armed{false};
 

@@ -5,7 +5,8 @@
 // then the runtime itself, then the hooks on operators. The allocator is last, so that memory of
 // the core exists only where the gate can see it.
 //
-// Threads: install holds a lock; the other functions take none of their own.
+// Threads: tencache_torch_install() holds a lock, and tencache_torch_describe_json() takes it for a
+// moment; the other functions take none of their own.
 #include <cstring>
 #include <exception>
 #include <mutex>

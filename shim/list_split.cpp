@@ -169,8 +169,9 @@ class ChunkFinder {
   std::unordered_set<const void*> in_run_;
 };
 
-// Whether the list that is written last ("out") shares memory with another position of any list, or
-// holds the same memory twice. Then a chunk could overwrite what a later chunk still reads.
+// Whether the list that is written last ("out") shares memory with another position of any list or
+// with a tensor that is passed whole, or holds the same memory twice. Then a chunk could overwrite
+// what a later chunk still reads.
 bool out_overlaps(const SplitPlan& plan, Values arguments) {
   std::unordered_map<const void*, size_t> position_of_out;
   for (const size_t index : plan.out_arguments) {

@@ -12,7 +12,8 @@
 //   Tensor[]            cut; all non-empty ones have the length of the first, empty ones stay
 //   Scalar[]            cut; has the same length
 //   Tensor "scalars"    narrowed; one dimension of the same length
-//   other Tensor        passed whole; at most one element, or the call is not split
+//   other Tensor        passed whole; at most one element, or the call is not split; none but
+//                       "found_inf" is written
 //   scalars, options    passed whole
 //   returned Tensor[]   concatenated
 //   returned Tensor     only as "<argument>_out": what one chunk returns is that argument of the

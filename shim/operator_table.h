@@ -57,7 +57,7 @@ struct OperatorInfo {
   std::atomic<bool> keeps_inputs{false};
 };
 
-/// Fills in what the schema says: everything but number and is_composite. Pure.
+/// Fills in what the schema says: everything but number, is_composite and is_split. Pure.
 void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info);
 
 /// Whether values of the type may hold tensors.

@@ -256,7 +256,7 @@ void PinnedAllocator::reset_peak_stats() {
 #if TENCACHE_TORCH_SINCE(14)
 void PinnedAllocator::record_history(bool enabled, c10::CachingDeviceAllocator::CreateContextFn,
                                      size_t, c10::CachingDeviceAllocator::RecordContext, bool) {
-  if (!enabled) return;  // it never is
+  if (!enabled) return;  // nothing is ever recorded
   throw_unsupported("the recording of a history of pinned memory",
                     "only the present state of the memory is known.",
                     "Take a snapshot where you want to see it.");

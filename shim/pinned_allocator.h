@@ -14,14 +14,14 @@
 // pass on to the previous allocator what concerns it: a stream that uses its memory, the end of a
 // pool that began there, and requests to empty caches.
 //
-// Private pools are those of CUDA graphs. Memory that a capture allocated and its copies used is
-// reused only after all users have released the pool, the cache is emptied or memory runs out, and
-// the device was waited for, because a replay may still use it.
+// Private pools are those of CUDA graphs. Memory that a capture allocated and its copies used stays
+// unused until all users have released the pool. It is reused once the cache is emptied or memory
+// runs out. Before that the device is waited for, because a replay may still use the memory.
 //
 // A DataPtr's context is the data pointer and its deleter is raw_deleter(), which takes no
 // allocator argument, so only one PinnedAllocator is alive at a time. A context that PyTorch passes
-// back may be another allocator's; the address decides. Only empty_cache() gives memory back to the
-// system, because unpinning may stop the GPUs.
+// back may be another allocator's; the address decides. Memory goes back to the system only in
+// empty_cache(), or where another size needs the room, because unpinning may stop the GPUs.
 //
 // Threads: any. mutex_ is held while the memory is opened and for bookkeeping; filters are called,
 // and memory is allocated, without it.
@@ -48,7 +48,7 @@ namespace tencache::shim {
 
 class PinnedAllocator final : public at::HostAllocator {
  public:
-  /// Opens the memory next to a GPU; null with *error filled.
+  /// Opens the memory next to a GPU. Null, with *error filled, on failure.
   using Opener = std::function<tencache_pinned*(int ordinal, tencache_error* error)>;
   using Filter = std::function<bool(c10::Stream)>;
 

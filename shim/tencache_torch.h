@@ -22,8 +22,9 @@ extern "C" {
 
 /* Tests the layout of the loaded libtorch, starts the runtime with the options set so far and puts
  * it under PyTorch: gate, list operators, collectives, and on the cpu backend the CPU allocator
- * (for GPUs: tencache_torch_cuda.h). Returns 0, or an error code with *error filled and nothing
- * installed. A second call does nothing and returns 0; after a failure it may be called again. */
+ * (for GPUs: tencache_torch_cuda.h). Returns 0, or an error code with *error filled; PyTorch then
+ * allocates as before. A second call does nothing and returns 0. After a failure the function may
+ * be called again; it fails for good once PyTorch has refused a kernel or callback. */
 TENCACHE_API int tencache_torch_install(tencache_error* error);
 
 /* Opens the gate on this thread for the extents that hold the addresses. It serves kernels that the

@@ -25,19 +25,20 @@ typedef struct CUstream_st* tencache_cuda_stream; /* cudaStream_t */
 /* Does what tencache_torch_install() does, and makes PyTorch allocate CUDA tensors from tencache:
  * torch.cuda, torch.accelerator and torch.cuda.memory._get_current_allocator() show its allocator.
  * Pinned memory (pin_memory(), torch.cuda.host_memory_stats()) comes from it as well. Returns 0, or
- * an error code with *error filled: the option backend is not cuda, or CUDA's own allocator already
- * holds memory. A second call does nothing and returns 0. Does not throw. */
+ * an error code with *error filled: in the cases of tencache_torch_install(), and where the option
+ * backend is not cuda, CUDA's own allocator already holds memory, or PyTorch refuses ours. A second
+ * call does nothing and returns 0. Does not throw. */
 TENCACHE_API int tencache_torch_cuda_install(tencache_error* error);
 
-/* The allocator, a c10::cuda::CUDACachingAllocator::CUDAAllocator, for C++ programs; NULL before it
- * is installed. */
+/* The allocator, a c10::cuda::CUDACachingAllocator::CUDAAllocator, for C++ programs; NULL before
+ * tencache_torch_cuda_install() or tencache_cuda_malloc() has made it. */
 TENCACHE_API void* tencache_torch_cuda_allocator(void);
 
 /* Both serve torch.cuda.memory.CUDAPluggableAllocator, which tells the allocator neither of other
  * streams (record_stream) nor of CUDA graphs, and shows no figures. Prefer
- * tencache_torch_cuda_install() where you can. Both use the options of the environment; the first
- * call starts the runtime and installs the hooks. Both throw what PyTorch's own allocators throw.
- */
+ * tencache_torch_cuda_install() where you can. Where the runtime has not started, the first call
+ * starts it with the options of the environment; it also installs the hooks. Both throw what
+ * PyTorch's own allocators throw. */
 TENCACHE_API void* tencache_cuda_malloc(size_t bytes, int device, tencache_cuda_stream stream);
 TENCACHE_API void tencache_cuda_free(void* address, size_t bytes, int device,
                                      tencache_cuda_stream stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The one place where an error of the core becomes an exception of PyTorch, except in the CUDA
-// allocator (cuda_errors.h). Nothing else in the shim throws.
+// The one place where an error of the core becomes an exception of PyTorch, except in what serves
+// GPU and pinned memory (cuda_errors.h, TORCH_CHECK).
 #pragma once
 
 #include "abi/tencache.h"

@@ -3,7 +3,7 @@
 // Where virtual functions lie: as this library's compiler laid them out, from torch's headers, and
 // as they lie in the loaded libtorch, from its symbols. A class that gained or lost a virtual
 // function, or has them in another order, shows itself without a call (Itanium C++ ABI, section
-// 2.5). Only self_test.h uses this.
+// 2.5). Only the self-tests use this (self_test.h, cuda_self_test.h).
 //
 // Threads: any; nothing here keeps state.
 #pragma once

@@ -34,8 +34,8 @@ class CachedRuns {
     if (bytes >= kGranuleBytes) granules_.take(granule_of(address), bytes / kGranuleBytes);
   }
 
-  /// The tightest runs of at least this many bytes, which are a multiple of granules. The tightest
-  /// comes first.
+  /// The tightest runs of at least this many bytes, the very tightest first. REQUIRES: `bytes` is a
+  /// multiple of kGranuleBytes.
   std::vector<std::span<const char>> tightest(uint64_t bytes, size_t count_max) const {
     std::vector<std::span<const char>> runs;
     for (const auto& [granule, count] : granules_.best_fits(bytes / kGranuleBytes, count_max)) {

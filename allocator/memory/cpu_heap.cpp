@@ -228,8 +228,8 @@ void CpuHeap::count_unannounced(const TouchedPages& touched) {
   if (!touched.written.empty()) add(stats_.unannounced_writes, 1);
 }
 
-// Ends the life of an extent that is Vacant and busy: its addresses, its slot and the object
-// itself.
+// Ends the life of an extent that is Vacant and the caller's. Its addresses, its slot and the
+// object itself may serve others.
 void CpuHeap::give_back(Extent* extent) {
   {
     MutexLock lock(mutex_);  // for those that list extents
@@ -247,8 +247,8 @@ void CpuHeap::give_back(Extent* extent) {
   end_extent(extent);
 }
 
-// The extent's slot is still mapped at its addresses, and the kernel has no mapping left to take it
-// off. Neither the addresses nor the slot may serve anybody else.
+// The extent's slot is still mapped at its addresses, and the kernel cannot unmap it, because no
+// mapping is left to the process. Neither the addresses nor the slot may serve anybody else.
 TENCACHE_SLOW void CpuHeap::lose_addresses(Extent* extent) {
   if (!warned_lost_addresses_.exchange(true)) {
     TENCACHE_LOG_WARNING(
@@ -270,7 +270,8 @@ void CpuHeap::end_extent(Extent* extent) {
 }
 
 // REQUIRES: the slot is the caller's (memory/extent.h, invariant 3). An extent without a slot must
-// never be presumed clean: the bytes and hash of its next owner may happen to match.
+// never be presumed clean: the bytes of its next owner may happen to match the slot_hash that
+// stays.
 Slot CpuHeap::take_slot_of(Extent* extent) {
   extent->has_copy_below.store(false, std::memory_order_relaxed);
   return std::exchange(extent->slot, Slot{});

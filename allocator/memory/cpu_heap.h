@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuHeap: the front door of the cpu backend, allocate() and free(). A request below the extent
-// threshold goes to malloc and is always resident; a larger one becomes an extent. Where small ones
-// fill the budget, they are cut from extents (memory/cpu_heap_slabs.cpp). A freed extent keeps its
-// pages and waits in a cache for a request of the same size. It also serves other sizes, where it
-// is (memory/cpu_heap_cuts.cpp) or by moving its pages (memory/cpu_heap_frames.cpp). What malloc
-// keeps of freed blocks counts as use of the device tier, too.
+// threshold goes to malloc and stays resident; a larger one becomes an extent. Where small ones
+// take a good part of the budget, further ones are cut from extents (memory/cpu_heap_slabs.cpp). An
+// extent that is freed before it is cold keeps its pages and waits in a cache for a request of the
+// same size. It also serves other sizes, where it is (memory/cpu_heap_cuts.cpp) or by moving its
+// pages (memory/cpu_heap_frames.cpp). What malloc keeps of freed blocks counts as use of the device
+// tier, too.
 //
 // Invariants, besides those of memory/heap.h
 //   1. Some Vacant extents have room reserved, for a moment: those whose pages are moving
-//      elsewhere, and one that waits for the rest of its room.
+//      elsewhere, are being cut or are going back to the kernel, and one that waits for the rest of
+//      its room.
 //   2. A slot belongs to at most one extent.
 //   3. Within an extent, the kernel mappings that this library made begin only at granules. There
 //      are at most mapping_count of them.
@@ -44,7 +46,7 @@ namespace tencache {
 
 /// What gather_frames() found for a range.
 struct Frames {
-  uint64_t bytes = 0;          // have pages and room now; the rest of the range has neither
+  uint64_t bytes = 0;          // came with pages and room; the rest of the range got neither
   uint32_t mapping_count = 1;  // an upper bound of the mappings that make up the range
 };
 
@@ -61,7 +63,8 @@ class CpuHeap final : public Heap {
   uint64_t unannounced_bytes() const override {
     return unannounced_bytes_.load(std::memory_order_relaxed);
   }
-  /// Drops cached extents first, then what malloc keeps of freed blocks.
+  /// Drops cached extents first, then the padding of live ones, then what malloc keeps of freed
+  /// blocks.
   uint64_t drop_cached(uint64_t bytes) override TENCACHE_EXCLUDES(mutex_);
   uint64_t empty_cache() override { return drop_cached(~uint64_t{0}); }
   /// Gives back the pages behind the end of an extent; returns their bytes. REQUIRES: the caller
@@ -88,9 +91,9 @@ class CpuHeap final : public Heap {
   void set_mapping_count(Extent* extent, uint64_t count);
 
   /// Gives back slots of cached extents and of resident ones (copies that only save a write) until
-  /// `bytes` went or none is left. Returns the bytes that went. Slots that a fork has frozen stay:
-  /// they would not be free before its child ends, and a clean extent can still leave to its own
-  /// slot.
+  /// `bytes` went or none is left. Returns the bytes that went. A slot that a fork has frozen is
+  /// not free before its child ends. So it does not count, and that of a resident extent stays: the
+  /// extent, if clean, can still leave to it.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Counts what the program did to a cold extent unannounced; `touched` comes from the page map.
@@ -98,8 +101,9 @@ class CpuHeap final : public Heap {
 
   /// Books pages that the program wrote to a cold extent without an op: this many bytes now. They
   /// are private pages on top of the slot (Note [Cold mapping] in platform/address_arena.h), so
-  /// they count in the budget. Returns by how many bytes the budget is exceeded, to be counted when
-  /// nobody waits for the extent. REQUIRES: the caller has claimed the extent.
+  /// they count in the budget. Where they are more than before, returns by how many bytes the
+  /// budget is exceeded then, to be counted when nobody waits for the extent; otherwise 0.
+  /// REQUIRES: the caller has claimed the extent.
   uint64_t note_unannounced(Extent* extent, uint64_t bytes);
   /// Call when the extent is about to become resident. REQUIRES: the caller has claimed it.
   void forget_unannounced(Extent* extent);

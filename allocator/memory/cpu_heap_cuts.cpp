@@ -12,7 +12,7 @@
 // has none.
 //
 // Runs are of no use to a program whose sizes repeat. So a freed extent is listed in them only when
-// a request finds none of its size.
+// a request finds no cached extent of the size that it wants.
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -138,7 +138,7 @@ std::vector<Extent*> CpuHeap::claim_run(uint64_t bytes) {
   return claimed;
 }
 
-// Makes one extent of the claimed ones, which is Vacant, and caches what they have more.
+// Makes one Vacant extent of the claimed ones, and caches what they have beyond `bytes`.
 Extent* CpuHeap::join(const std::vector<Extent*>& claimed, uint64_t bytes) {
   char* const begin = claimed.front()->address;
   uint64_t mapping_count = 0;

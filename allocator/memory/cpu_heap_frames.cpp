@@ -5,10 +5,10 @@
 // Note [Pages are moved, not cleared]: the kernel must clear a page that was given back to it and
 // is asked for again. That costs more than anything else in a move (200 us and more for 2 MiB), and
 // a program that computes on all processors pays for it. To move 2 MiB of pages to another address
-// takes 5 to 15 us, whatever they hold. So an allocation or a fetch of any size gets the pages of
-// the extents that were freed longest ago, unless it is cut from them (memory/cpu_heap_cuts.cpp).
-// The kernel is asked for fresh ones only where these do not suffice, so sizes that change cost no
-// more memory than the program has at once.
+// takes 5 to 15 us, whatever they hold. So a fetch gets the pages of the extents that were freed
+// longest ago. So does an allocation of any size, unless a cached extent has that size or a run it
+// can be cut from (memory/cpu_heap_cuts.cpp). The kernel is asked for fresh ones only where these
+// do not suffice, so sizes that change cost no more memory than the program has at once.
 //
 // Granules, which are huge pages as a rule, stay whole: they go where granules are wanted. The part
 // behind the last granule, the tail, becomes a tail or the end of one. The rest of a donor stays in
@@ -20,8 +20,8 @@
 // A program that repeats itself soon asks for the same sizes again. A donor that only gave its tail
 // would fit no more; the request that misses it would break the next one, and so on for dozens of
 // steps. So while there is plenty of room, a tail comes from a donor that gives granules as well,
-// or has been broken before. Otherwise the kernel gives the tail, and the bound of the cache drops
-// as much of the oldest extent.
+// or has been broken before. Otherwise the kernel gives the tail, and bound_cache() drops as much
+// of the oldest extent.
 #include <algorithm>
 #include <utility>
 
@@ -127,7 +127,7 @@ std::vector<CpuHeap::Donation> CpuHeap::claim_donors(uint64_t bytes) {
   return donations;
 }
 
-// Returns how many mappings were made, and leaves in the donation what was moved.
+// Returns an upper bound of the mappings that were made, and leaves in the donation what was moved.
 uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t target_bytes) {
   const Extent& extent = *donation->extent;
   Run front = {extent.address, target + donation->target_offset, donation->front_bytes};
@@ -143,7 +143,8 @@ uint32_t CpuHeap::move_donation(Donation* donation, char* target, uint64_t targe
   return moves;
 }
 
-// Keeps the rest of the donor in the cache, unless the kernel refused a move.
+// Keeps the rest of the donor in the cache, unless the kernel refused a move, or refuses to take
+// off what was given.
 void CpuHeap::end_donation(const Donation& donation, bool may_be_kept) {
   Extent* extent = donation.extent;
   release_slot_of(extent);

@@ -13,7 +13,7 @@
 //     Fetching --become_arriving--> Arriving --settle--> Resident        (cuda)
 //     Fetching, Merging --abandon_fetch--> Cold
 //     Evicting, Arriving --retire--> Cached     (freed while its bytes move: the mover notices)
-//     Cold --retire--> Vacant    Cached --claim_for_trim--> Vacant
+//     Cold --retire--> Vacant    Cached --claim_for_trim--> Vacant --cancel_trim--> Cached
 //     Cold --claim_cold--> Cold and busy --release_cold--> Cold                   (cuda)
 //     Cold and busy --retire--> Vacant     (freed meanwhile: release_cold returns false)
 //
@@ -24,15 +24,17 @@
 //      protected windows, the range is write-protected and nobody may touch it; a pin waits for
 //      their end. On cuda a frame is mapped in every state but Vacant, Cold and Fetching. In
 //      Arriving the bytes are on their way, and a stream that uses them waits for their mark first.
-//   2. pins > 0 => the extent does not become cold: seal() refuses, and a pin taken in Sealing
-//      waits.
+//   2. seal() refuses while pins > 0, so no extent becomes cold under an op that found it usable. A
+//      pin that is taken in Sealing waits for the end of that state, and fetches the extent if it
+//      became cold.
 //   3. `busy` is held by the one thread that migrates, demotes or recycles the extent. That thread
-//      owns the copy below. While nobody is busy, the heap owns it; who wants to look at it takes
-//      `busy` first.
+//      owns the copy below. While nobody is busy, the heap owns it; whoever wants to look at it
+//      takes `busy` first.
 //   4. On cuda the copy below is a block of host memory, a slot, or both with the same bytes: a
 //      slot belongs to an extent only once it is written. A cold extent has at least one of them.
 //
-// Threads: any thread changes the word with the methods below, all of them lock-free.
+// Threads: any thread changes the word with the methods below, all of them lock-free but retire(),
+// which may wait.
 #pragma once
 
 #include <atomic>
@@ -51,7 +53,7 @@ namespace tencache {
 enum class Retired : uint8_t {
   kCached,         // it keeps its memory, for the heap to reuse
   kVacant,         // it was cold; the caller has it busy and must end it
-  kLeftToClaimer,  // the demoting thread frees it when release_cold() returns false
+  kLeftToClaimer,  // the thread of claim_cold() ends it when release_cold() returns false
 };
 
 class Extent : public ExtentWord {
@@ -62,8 +64,9 @@ class Extent : public ExtentWord {
   std::atomic<uint64_t> id{0};               // a new one for every allocation; read by anyone
   std::atomic<uint64_t> requested_bytes{0};  // written with the id; read by anyone
 
-  /// When an op last used it, as a timestamp() (base/clock.h). Any thread that unpins writes it; a
-  /// stale value only makes a worse victim.
+  /// When an op last used it, or a plan wanted it back, as a timestamp() (base/clock.h). Any thread
+  /// that pins, unpins or requests it writes this. It decides which victims leave first, and tells
+  /// an eviction whether the extent was used since the claim.
   std::atomic<uint64_t> last_use_at{0};
 
   /// The streams whose queued work may use it. The set grows while the extent is in use; see
@@ -88,7 +91,8 @@ class Extent : public ExtentWord {
   std::atomic<bool> is_written_unannounced{false};
   std::atomic<bool> is_file_mapped{false};
 
-  /// On the cpu: blocks are cut from it (memory/slabs.h). It does not change while a block is used.
+  /// On the cpu: blocks are cut from it (memory/slabs.h). The flag does not change while a block is
+  /// used.
   std::atomic<bool> is_slab{false};
   /// On the cpu: the thread that allocated it, as pthread_self() tells; read as a guess.
   std::atomic<uint64_t> allocated_by{0};
@@ -145,7 +149,7 @@ class Extent : public ExtentWord {
   Retired retire();
   void revive();
   bool claim_for_trim();
-  /// Makes it Cached again, because its memory could not be given back.
+  /// Makes it Cached again, because its memory, or what is left of it, is kept after all.
   void cancel_trim();
   /// Takes `busy` of a resident extent without changing its state. False when another thread has
   /// it.

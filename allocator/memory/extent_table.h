@@ -4,9 +4,9 @@
 // per granule of the arena; an extent owns all entries of the granules it covers. The array is
 // reserved whole and gets memory where it is touched (8 bytes per 2 MiB).
 //
-// CpuHeap or CudaHeap writes an entry before it hands an extent out and after the extent is gone.
-// Any thread may read, even inside a signal handler. Extent objects are never destroyed, so a stale
-// entry still points to a readable one.
+// CpuHeap or CudaHeap writes an entry before it hands an extent out and when the extent's life has
+// ended. Any thread may read, even inside a signal handler. Extent objects are never destroyed, so
+// a stale entry still points to a readable one.
 #pragma once
 
 #include <atomic>

@@ -27,7 +27,7 @@ enum class ExtentState : uint8_t {
   kArriving = 8,
 };
 
-/// Flags of the state word: what is known from the extent's use.
+/// Flags of the word: whether a thread works on the extent, and what is known from its use.
 inline constexpr uint64_t kFlagBusy = 1u << 4;  // one thread migrates, demotes or recycles it
 inline constexpr uint64_t kFlagSeen = 1u << 5;  // an op has named it: it may go cold
 inline constexpr uint64_t kFlagKeepResident = 1u << 6;  // never evicted until freed

@@ -62,7 +62,7 @@ void Heap::exceed(uint64_t bytes, const Status& reason) {
 void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason) {
   is_in_debt_.store(true, std::memory_order_relaxed);
   if (warned_debt_.exchange(true)) return;
-  warned_excess_bytes_.store(~uint64_t{0});  // with another cause
+  warned_excess_bytes_.store(~uint64_t{0});  // that warning would name another cause
   const std::string op = room_maker_->current_op();
   TENCACHE_LOG_WARNING(
       "%s needs %s back in memory, nothing can leave for it, and the budget of %s is exceeded by "
@@ -74,7 +74,7 @@ void Heap::note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason
 }
 
 Status Heap::pay_debt(uint64_t requested_bytes) {
-  if (t_whole_ops > 0) return Status::ok();  // and stays in debt
+  if (t_whole_ops > 0) return Status::ok();  // the debt stays
   constexpr uint64_t kLeast = 1;             // the last byte that must fit, too
   drop_cached_above_budget();
   if (budget_.used() > budget_.limit()) {
@@ -131,7 +131,7 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
 //   3. Drop all cached memory.
 //   4. In strict mode return an error.
 //   5. Return an error if a full or failing disk is to blame.
-//   6. Evict also what no op has named, the oldest first.
+//   6. On the cpu backend, evict also what no op has named, the oldest first.
 //   7. Return an error if the program has set a bound, or the device holds no more.
 //   8. Go over the budget.
 Status Heap::climb(const WantedRoom& wanted, Status* reason) {

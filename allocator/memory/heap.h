@@ -7,8 +7,9 @@
 // together stay near what the program has lately needed at once (memory/live_peak.h).
 //
 // Invariants
-//   1. Bytes of every extent that is Resident, Evicting, Sealing, Fetching, Merging, Arriving or
-//      Cached, and of every small block, are reserved in the budget.
+//   1. Bytes of every extent that is Resident, Evicting, Sealing, Merging, Arriving or Cached, and
+//      of every small block, are reserved in the budget. Those of an extent that is Fetching are
+//      reserved in the course of the fetch.
 //   2. The table names every extent that is not Vacant.
 //
 // Threads: any. Nothing here takes a lock; the backend's heap has its own.
@@ -128,9 +129,9 @@ class Heap {
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 
-  /// Climbs the ladder to reserve room on the device tier, which work in `streams` will fill. Its
-  /// last rung is kOutOfMemory. From the point where idle cached extents do not suffice, it counts
-  /// as a wait.
+  /// Climbs the ladder (climb() in memory/heap.cpp) to reserve room on the device tier, which work
+  /// in `streams` will fill. kOutOfMemory where a rung refuses; the last one goes over the budget.
+  /// From the point where idle cached extents do not suffice, it counts as a wait.
   Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
   /// Reserves room likewise for what cannot be refused (a fetch): the heap goes over the budget
   /// instead, and counts that. The wait is part of the fetch's, which the caller counts. The caller
@@ -146,9 +147,9 @@ class Heap {
   /// take the bytes.
   void await_any_room(uint64_t bytes, uint64_t soon_bytes = 0);
 
-  /// While the heap is in debt, nothing is allocated: so the budget is exceeded by what one op
-  /// needs, and not by what the program needs in the end. The debt is paid when what is used fits
-  /// the budget again.
+  /// While the heap is in debt, only ops that may not stop halfway may allocate. So the budget is
+  /// exceeded by what such ops need, and not by what the program needs in the end. The debt is paid
+  /// when what is used fits the budget again.
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
 
   /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if

@@ -3,8 +3,8 @@
 // LivePeak: the most that a program has lately had at once, and so how much freed memory is worth
 // keeping. A program that repeats itself reaches its peak again and again, and then wants its freed
 // memory back. One that has left a phase behind does not. So the peak is that of two windows of
-// time, the running one and the one before it. jemalloc and mimalloc let unused memory decay over
-// similar times. A window also lasts for some thousand frees, because a step of a large model may
+// time, the running one and the one before it. By default jemalloc lets unused memory decay over
+// the same time. A window also lasts for some thousand frees, because a step of a large model may
 // take longer than that.
 //
 // Threads: any; lock-free. A peak that is noted while another thread ends the window may be

@@ -7,9 +7,9 @@
 // Invariant: reserved() bytes stand in the budget. They are never less than the bytes of the blocks
 // in use, except between add() and confirm() or remove(), and within trim().
 //
-// Threads: any; lock-free. One thread counts a block and then reads what is reserved; another
-// lowers what is reserved and then reads the blocks. In either order, one side sees the other
-// (sequential consistency).
+// Threads: any; lock-free but trim(), in which malloc takes its own locks. One thread counts a
+// block and then reads what is reserved; another lowers what is reserved and then reads the blocks.
+// In either order, one side sees the other (sequential consistency).
 #pragma once
 
 #include <atomic>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Slabs: extents of one granule that smaller blocks are cut from. The table maps an address to its
-// extent by granule, so the gate pins and fetches a slab as a whole, and blocks in it can leave
-// although they are far smaller than an extent. CpuHeap cuts blocks where small tensors fill the
-// budget; one extent then serves for many of them (--extent-min, vm.max_map_count).
+// extent by granule, so the gate pins and fetches a slab as a whole. Thus blocks in it can leave
+// although they are far smaller than an extent. CpuHeap cuts blocks where small tensors take a good
+// part of the budget; one extent then serves for many of them (--extent-min, vm.max_map_count).
 //
 // A block is a run of whole pages. The slab that was cut last goes first, so that tensors which are
 // made one after another, and used together, lie together. Then comes the slab with the least room

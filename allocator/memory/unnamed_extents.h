@@ -8,7 +8,7 @@
 // The newest of each thread goes last. A loader is likely to be filling it right now.
 //
 // Threads: any. An extent may change while it is looked at; a flag that comes too late is cleared
-// when the extent is used again.
+// when the extent is handed out again.
 #pragma once
 
 #include <cstdint>

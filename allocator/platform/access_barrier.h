@@ -28,7 +28,8 @@ namespace tencache {
 
 class AccessBarrier {
  public:
-  /// kUnavailable where the kernel refuses; the message says what would help.
+  /// kUnavailable where the kernel gives no descriptor; where a privilege is missing, the message
+  /// says what would help.
   static Result<std::unique_ptr<AccessBarrier>> open();
   /// The unprivileged variant, of which only protect() and unprotect() are of use.
   static Result<std::unique_ptr<AccessBarrier>> open_unprivileged();

@@ -6,16 +6,17 @@
 // of a slot of the spill file at the same address, which the program may read and write (Note [Cold
 // mapping]).
 //
-// memory/cpu_heap.h hands out the addresses; this class only executes. Every operation is one
-// system call that changes the whole range or nothing, so no address ever shows wrong bytes. Ranges
-// begin at a multiple of kGranuleBytes (huge pages fit) and have a length that is a multiple of
-// kPageBytes. Any thread, no locks.
+// memory/cpu_heap.h hands out the addresses; this class only executes. What stands behind an
+// address changes in one system call, so no address ever shows wrong bytes. Besides that call there
+// is only advice to the kernel, and what decommit() does where mappings are used up. Ranges begin
+// at a multiple of kGranuleBytes (huge pages fit) and have a length that is a multiple of
+// kPageBytes. Threads: any; no locks.
 //
 // Note [Cold mapping]: mmap(MAP_FIXED | MAP_PRIVATE) of the slot, readable and writable, replaces
 // the anonymous pages in one atomic step. Reads, by the program or by the kernel on its behalf, go
 // through the page cache. Writes make private copies of single pages; a fetch finds them in
 // /proc/self/pagemap, and they win over the slot. So an unannounced access is slow and counted,
-// never fatal and never wrong.
+// never wrong, and fatal only where the disk fails (platform/bus_errors.h).
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,8 @@ class AddressArena {
  public:
   /// Reserves `bytes` of addresses, no memory. REQUIRES: multiples of kGranuleBytes. Takes less
   /// where the process has a limit (ulimit -v): half of what that leaves, since scratch memory and
-  /// the program need addresses, too. Halves the size until the kernel grants it; kUnavailable
-  /// below `least_bytes`.
+  /// the program need addresses, too. Halves the size until the kernel grants it. kUnavailable
+  /// below `least_bytes`, and where expect_page_size() says so.
   static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes, uint64_t least_bytes);
   /// kUnavailable where the kernel's pages are not of kPageBytes.
   static Status expect_page_size(uint64_t kernel_page_bytes);

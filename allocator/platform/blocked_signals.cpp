@@ -60,7 +60,7 @@ bool is_blocked_by(const std::string& status_path, int signal_number) {
     if (answer != Answer::kForAMoment) return answer == Answer::kYes;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return true;  // a program that asks the kernel without its C library
+  return true;  // the program has set the mask past its C library
 }
 
 }  // namespace

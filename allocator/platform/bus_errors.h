@@ -2,8 +2,8 @@
 //
 // BusErrors: says what was lost when the kernel cannot bring a page of a cold extent. Where the
 // program reads such a page outside of an op, and the disk fails or the file is shorter than it
-// was, the kernel sends SIGBUS. A handler prints where, and then the signal goes on as on stock: to
-// the program's handler, or it ends the process (platform/fault_chain.h).
+// was, the kernel sends SIGBUS. A handler prints where, and then the signal does what it would do
+// without tencache: it goes to the program's handler, or ends the process (platform/fault_chain.h).
 //
 // A system call that reads such a page gets EFAULT instead, and no signal.
 #pragma once

@@ -119,7 +119,8 @@ size_t place_of(Chain& chain, const struct sigaction& action) {
 }
 
 // The stack and the restart of system calls are those that the program's handler asks for. Where it
-// has none, ours takes the other stack, and an ignored signal disturbs no system call.
+// has none, ours runs on the alternate stack and restarts system calls, so that an ignored signal
+// disturbs none.
 struct sigaction action_for(size_t chain, size_t place) {
   const Replaced& replaced = *g_chains[chain].places[place].load(std::memory_order_relaxed);
   struct sigaction ours = {};

@@ -36,7 +36,8 @@ int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   if (madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) return 0;
   // Memory has run out or is broken: a touch would end the process.
   if (errno == ENOMEM || errno == EFAULT || errno == EHWPOISON) return errno;
-  // The cause is Linux before 5.14, a filter that does not know the advice, or an interruption.
+  // Otherwise Linux is older than 5.14, a filter does not know the advice, or a signal interrupted
+  // the call.
   by_kernel.store(false, std::memory_order_relaxed);
   for (uint64_t offset = 0; offset < bytes; offset += kPageBytes) {
     *const_cast<volatile char*>(memory + offset) = 0;
@@ -45,14 +46,14 @@ int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
 }
 
 /// Touches one range of memory with several threads. The memory is fresh, so its bytes are zero
-/// before and after. The counters are relaxed because the threads are joined before anything is
-/// read.
+/// before and after. The counters are relaxed because the threads are joined before run() reports
+/// from them.
 class Toucher {
  public:
   Toucher(char* memory, uint64_t bytes, HostPlacement& placement)
       : memory_(memory), bytes_(bytes), placement_(placement) {}
 
-  /// Returns 0, or the errno of the first piece that failed.
+  /// Returns 0, or the errno of a piece that failed.
   int run(unsigned thread_count) {
     std::optional<cpu_set_t> processors;
     if (placement_.node >= 0) {

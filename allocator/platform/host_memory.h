@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostMemory: one piece of anonymous memory, made to be pinned. It begins with a huge page, lies on
-// a chosen NUMA node, and every page is present before map() returns, because a driver that has to
+// HostMemory: one piece of anonymous memory, made to be pinned. It begins with a huge page and lies
+// on a chosen NUMA node. Every page is present before map() returns, because a driver that has to
 // make the pages while it pins them takes several times as long. Threads on the node's processors
 // touch it together; that alone puts the pages there, even where a container refuses to bind
 // memory.
 //
-// Note [Fork]: a child process does not inherit this memory (MADV_DONTFORK). After a fork, writing
-// to a page that parent and child share gives the writer a copy. A device that has the page pinned
-// would go on with the old one, and parent and device would no longer see the same bytes. A child
-// never reads this memory, because it cannot use a GPU that its parent used. The child saves page
-// tables, the parent saves copies, and the child's counterpart of a HostMemory owns nothing. Where
-// the program itself has the memory, a child may read it, so it has the same pages as its parent
-// (is_shared), as it does with memory that CUDA's driver has pinned.
+// Note [Fork]: by default a child process does not inherit this memory (MADV_DONTFORK). After a
+// fork, writing to a page that parent and child share gives the writer a copy. A device that has
+// the page pinned would go on with the old one, and parent and device would no longer see the same
+// bytes. A child never reads this memory, because it cannot use a GPU that its parent used. The
+// child saves page tables, the parent saves copies, and the child's counterpart of a HostMemory
+// owns nothing. Where the program itself has the memory, a child may read it, so it has the same
+// pages as its parent (is_shared), as it does with memory that CUDA's driver has pinned.
 //
 // A HostMemory is movable, has one owner and is not thread-safe; access to its bytes is the owner's
 // affair.
@@ -40,7 +40,7 @@ struct HostMemoryRequest {
 struct HostPlacement {
   int node = -1;  // as asked
   // Why the kernel did not bind the memory to the node, and why the threads that touched it did not
-  // run on processors of the node; empty when they did, or no node was asked.
+  // run on processors of the node; empty when they did, or no node was asked for.
   std::string bind_refusal;
   std::string threads_refusal;
   unsigned threads = 0;             // number that touched it

@@ -19,7 +19,7 @@ namespace {
 
 // The reserve for memory that does not come from our allocator: libraries that are imported later,
 // stacks, Python's objects, the page cache. It is a tenth, and at least this much where that leaves
-// half.
+// half. For pinned memory both are doubled.
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
@@ -100,8 +100,8 @@ constexpr std::array<CgroupFiles, 3> kCgroupFiles = {{
      "total_inactive_file"},
 }};
 
-// The limit that leaves least, of those below all memory: a limit above it limits nothing, and an
-// unlimited v1 group reads as a number near 2^63.
+// The limit that leaves least, of those below the machine's memory: a larger one limits nothing,
+// and an unlimited v1 group reads as a number near 2^63.
 std::optional<CgroupMemory> probe_cgroup(const std::string& root, uint64_t total_bytes) {
   std::optional<CgroupMemory> tightest;
   for (const CgroupFiles& files : kCgroupFiles) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MachineMemory: the memory that the machine, and the container around this process, leave to it.
-// The figures come from /proc, the kernel, the cgroup file systems (v1 and v2) and the environment;
+// The figures come from /proc, /sys with the cgroups (v1 and v2), system calls and the environment;
 // nothing is cached or changed. Any thread.
 #pragma once
 
@@ -31,8 +31,9 @@ MachineMemory probe_memory(const std::string& root = "");
 double usable_processors();
 
 /// The default budget of the device tier: what is left now, less a reserve for memory that does not
-/// come from our allocator, shared evenly by the ranks of one launch. `reason` says where the
-/// figure comes from ("6.00 GiB left under the cgroup limit of 8.00 GiB less ...").
+/// come from our allocator, shared evenly by the ranks of one launch. It is at least 128 MiB, but
+/// at most a quarter of the addresses that a limit on virtual memory leaves. `reason` says where
+/// the figure comes from ("6.00 GiB left under the cgroup limit of 8.00 GiB less ...").
 struct DefaultBudget {
   uint64_t bytes = 0;
   std::string reason;

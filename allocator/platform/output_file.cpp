@@ -79,7 +79,7 @@ Place place_of(const std::string& path) {
   return {slash == 0 ? "/" : path.substr(0, slash), path.substr(slash + 1)};
 }
 
-/// A temporary beside the file that it shall replace. The destructor removes it unless it took the
+/// A temporary beside the file that it is to replace. The destructor removes it unless it took the
 /// file's place.
 class Replacement {
  public:

@@ -38,7 +38,7 @@ Result<std::unique_ptr<PageMap>> PageMap::open() {
   return page_map;
 }
 
-// A look afterwards is enough, because reading does no harm to another file.
+// It is enough to look at the descriptor afterwards, because reading does no harm to another file.
 Status PageMap::scan(const char* address, uint64_t bytes, TouchedPages* touched) const {
   Status status = read(address, bytes, touched);
   if (file_.is_ours()) return status;

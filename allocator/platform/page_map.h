@@ -3,7 +3,7 @@
 // PageMap: reads /proc/self/pagemap to learn which pages of a cold extent were touched although no
 // gate announced it. In a private file mapping, a page that is present (bit 63) or swapped (bit 62)
 // was written if it does not belong to the file (bit 61 clear), and read if it does. These bits are
-// readable without privileges. One open file; any thread (pread).
+// readable without privileges. There is one open file; any thread may scan (pread).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ struct TouchedPages {
 
 class PageMap {
  public:
-  /// kUnavailable where /proc/self/pagemap cannot be read: then nothing may go cold.
+  /// Fails where /proc/self/pagemap cannot be read, or does not tell private pages apart: then
+  /// nothing may go cold.
   static Result<std::unique_ptr<PageMap>> open();
   PageMap(const PageMap&) = delete;
   PageMap& operator=(const PageMap&) = delete;

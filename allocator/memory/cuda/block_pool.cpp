@@ -56,8 +56,7 @@ void BlockPool::release_counted(Block* block) {
   use_.complete(is_small, bytes, requested_bytes, change_of(before, table_.figures(is_small)));
 }
 
-// Address and size of a block that is the program's do not change, so they are read without the
-// lock.
+// The address of a block that is the program's does not change, so it is read without the lock.
 Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%lu bytes", bytes);
   TENCACHE_CHECK(std::has_single_bit(stream), "%#lx is not one stream", stream);
@@ -161,8 +160,8 @@ bool BlockPool::poll(Patience patience) {
 }
 
 // Makes a wholly free segment of another stream this stream's; false when none can be had. The
-// shared bit cannot be held back, so for it the segment waits, and can be had if its streams are
-// done.
+// shared bit cannot be held back. So for it the segment waits, and can be had once the old owner's
+// stream is done.
 bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
   StreamSet excluded = stream;
   for (;;) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// BlockPool: the allocations of one GPU below the size of an extent, cut from segments as PyTorch's
-// own caching allocator does it. They are always resident. Requests are rounded up to 512 bytes.
-// Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB. Larger
-// ones have segments of their own size, in multiples of 2 MiB. Where the source wants smaller large
-// segments, requests from half of one on have segments of their own.
+// BlockPool: allocations of one GPU, cut from segments as PyTorch's own caching allocator does it:
+// those below the size of an extent, or all of a private pool. They are always resident. Requests
+// are rounded up to 512 bytes. Those up to 1 MiB come from segments of 2 MiB, those below 10 MiB
+// from segments of 20 MiB. Larger ones have segments of their own size, in multiples of 2 MiB.
+// Where the source wants smaller large segments, requests from half of one on have segments of
+// their own.
 //
 // A stream runs work in the order in which it was given. So a block that only its owner's stream
 // has used is free for that stream the moment the program frees it, whatever the device is doing. A
@@ -23,8 +24,9 @@
 // PyTorch's trees of CUDA graphs need that: a graph may be captured after another one whose replay
 // has written its outputs to memory that was free meanwhile.
 //
-// Hot path: allocate() and free() of a block of the same stream cost one lock each and a few steps
-// in balanced trees. They allocate no memory and do not call the driver. Where blocks wait, some
+// Hot path: allocate() and free() of a block of the same stream cost the pool's lock, one or two
+// short ones of ProgramUse, and a few steps in balanced trees. They allocate no memory, unless
+// there are more blocks than ever before, and do not call the driver. Where blocks wait, some
 // allocations poll (StreamQuarantine::is_turn).
 //
 // Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the
@@ -115,9 +117,9 @@ class BlockPool {
   /// `bytes` went back or none is left. Waits on the host for what the device still does with them,
   /// for one stream after another. Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// Does the same with segments that the device is known to be done with; waits for nothing. The
-  /// device is known to be done with a segment at the earliest when an earlier call has seen it
-  /// free.
+  /// Does the same with segments that the device is known to be done with; waits for nothing. A
+  /// stream is marked only once a call has found its segment free, so a segment whose stream is
+  /// busy then goes in a later call at the earliest.
   uint64_t trim_idle(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
   /// Puts the pool back to a state that segments() gave: every block of the program is freed, and

@@ -12,8 +12,9 @@
 //   4. A free block is in free_ of its kind and owner. If it is a whole segment, that segment is in
 //      whole_, too.
 //
-// Every step costs O(log n), and allocates memory only when there are more blocks than ever before:
-// a block that goes waits in spare_ with its nodes of the trees.
+// A step costs O(log n), but for the walks over wholly free segments. It allocates memory only for
+// a new segment, or when there are more blocks than ever before: a block that goes waits in spare_
+// with its nodes of the trees.
 //
 // Threads: none of its own; the pool locks. A Block or Segment keeps its address while it exists.
 #pragma once
@@ -78,7 +79,7 @@ struct Block {
   uint64_t bytes = 0;
   uint64_t requested_bytes = 0;       // 0 unless it is the program's, or was and still waits
   uint64_t last_requested_bytes = 0;  // of the block freed last in it or around it; 0: none
-  StreamSet users = 0;                // streams noted for it, besides the owner; 0 unless active
+  StreamSet users = 0;                // streams noted for it; 0 unless active
   BlockState state = BlockState::kFree;
   Segment* segment = nullptr;
   // The block's place in each tree while it is there, else the node to insert it with. A block is
@@ -135,8 +136,8 @@ class BlockTable {
   /// is removed. The segment must fit the request and its kind, and have none of the excluded
   /// owners. Where there are several, takes the one that became free last. Null when there is none.
   Block* claim_whole(uint64_t bytes, StreamSet excluded_owners);
-  /// Claims wholly free segments that `accepts(const Segment&)`, oldest first, until they make up
-  /// `bytes` or none is left.
+  /// Claims wholly free segments for which `accepts(const Segment&)` is true, oldest first, until
+  /// they make up `bytes` or none is left.
   template <typename Accepts>
   std::vector<Block*> claim_oldest(uint64_t bytes, const Accepts& accepts) {
     std::vector<Block*> claimed;

@@ -34,8 +34,8 @@ class CopiesBelow {
     const Slot slot = std::exchange(extent->slot, Slot{});
     if (slot.is_valid()) disk_->release(slot);
   }
-  /// A slot that a fork has frozen would not be free before the child ends. The extent can still
-  /// leave to it.
+  /// Whether there is a slot whose room would be free at once. One that a fork has frozen would not
+  /// be free before the child ends, and the extent can still leave to it.
   bool may_give_up_slot(const CudaExtent& extent) const {
     return extent.slot.is_valid() && disk_->is_writable(extent.slot);
   }

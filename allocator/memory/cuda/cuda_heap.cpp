@@ -19,8 +19,8 @@ namespace {
 // blocks.
 constexpr uint64_t kLargeSegmentsPerBudget = 64;
 constexpr uint64_t kLargeSegmentBytesMin = 4 * kMiB;
-// When the GPU refuses memory, other programs are taken to have at least this share of the budget
-// more.
+// When the GPU refuses memory, other programs are taken to have this share of the budget more: more
+// where more is missing, and only what is missing where so much cannot be evicted.
 constexpr uint64_t kOthersStepsPerBudget = 64;
 
 bool is_out_of_memory(const Result<Frame>& frame) {
@@ -176,7 +176,7 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
   note_live();
 }
 
-// Counts a freed extent that only the stream it was allocated on may still use.
+// Counts a freed extent that no stream but the one it was allocated on may still use.
 void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
   const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
   const SplitChange rest = rest_of(extent_bytes - bytes);

@@ -21,12 +21,15 @@
 // forgotten goes back to the driver.
 //
 // Invariants, besides those of memory/heap.h
-//   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching.
+//   1. A frame is mapped under an extent in every state but Vacant, Cold and Fetching. A sealed
+//      extent loses its frame just before it becomes cold.
 //   2. No stream but its owner has used a cached extent since the marks that the others had to
 //      reach. An extent that still waits for them is Cached, too, and in waiting_.
-//   3. Frames, including free ones, and segments of small blocks never exceed the budget.
+//   3. Frames, including free ones and those of segments, never exceed the budget or, where more
+//      than that is reserved, what is reserved.
 //   4. Free and cached frames are never more than is worth keeping, as far as threads that allocate
-//      can see to it. Threads that fetch wait for nothing, and may exceed that for a while.
+//      can see to it. Threads that fetch do not wait for the sake of that, and may exceed it for a
+//      while.
 //
 // Threads: any. mutex_ is held only for list and range bookkeeping, never across a call of the
 // driver, a copy, or a wait for room.
@@ -107,14 +110,16 @@ class CudaHeap final : public Heap, private SegmentSource {
   Result<Frame> take_frame(uint64_t bytes, bool may_wait, bool is_small = false,
                            StreamSet stream = kNoStreams);
   FramePool& frame_pool() { return frames_; }
-  /// Unmaps the frame under an extent, which is free then. REQUIRES: the device is done with it.
+  /// Unmaps the frame under an extent; the frame is free then. REQUIRES: the device is done with
+  /// it.
   Status take_away_frame(CudaExtent* extent);
   CopiesBelow& copies() { return copies_; }
   /// Gives back host memory of resident extents (copies that only save a copy later) until `bytes`
-  /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there.
+  /// went or none is left. Returns how many bytes went. A copy that is on disk, too, stays there as
+  /// long as no op has announced a write.
   uint64_t drop_spare_copies(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Gives back likewise the slots of extents that are resident, or cold with their bytes in host
-  /// memory, too.
+  /// memory, too. Slots that a fork has frozen stay.
   uint64_t drop_spare_slots(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Gives up what claim_cold() took. Ends the extent if it was freed meanwhile.
   void release_cold(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
@@ -249,7 +254,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::map<StreamSet, uint64_t> stood_still_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;
-  // The destructor resets these two first: their segments go back through the members above.
+  // The destructor resets these two before any member is destroyed: their segments go back through
+  // the members above.
   std::optional<BlockPool> small_blocks_;
   std::optional<PrivatePools> private_pools_;
 };

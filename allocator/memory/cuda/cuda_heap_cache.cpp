@@ -24,7 +24,8 @@ constexpr uint64_t kScarcePerBudget = 8;
 constexpr uint64_t kMarksPerAllowed = 256;
 // After a frame was wanted, the heap expects that another is wanted within this many frees.
 constexpr int64_t kFreesToMark = 1024;
-// How long a thread waits for old handles, instead of making new ones, while streams stand still.
+// How long a thread waits for old handles, instead of making new ones, while streams stand still or
+// other threads give none back.
 constexpr std::chrono::seconds kPatience{1};
 constexpr std::chrono::microseconds kIdlePoll{100};
 
@@ -46,9 +47,9 @@ CudaExtent* CudaHeap::pop_cached(Key key) {
   return extent;
 }
 
-// Takes over another stream's cached extent; our stream waits on the device for the point of its
-// free. The bit that many streams share cannot be held back, so only an extent that the device is
-// done with serves it.
+// Takes over another stream's cached extent; this stream waits, on the device, for all that the
+// other one has been given so far. The bit that many streams share cannot be held back, so only an
+// extent that the device is done with serves it.
 CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   const bool can_be_held = StreamNumbers::is_one_stream(stream);
   CudaExtent* extent = nullptr;
@@ -138,9 +139,9 @@ bool CudaHeap::poll_waiting(Patience patience) {
   });
 }
 
-// Cached extents that the device is done with leave their handles, until free ones make up a frame.
-// Extents whose handles are all too large for it stay, and so do those that would only give more of
-// the same.
+// Cached extents that the device is done with give up their handles, until free ones make up a
+// frame. Extents whose handles are all too large for it stay. The rest stay, too, once giving up
+// some has not made less missing.
 void CudaHeap::gather_handles(uint64_t bytes) {
   uint64_t missing_bytes = frames_.missing(bytes);
   if (missing_bytes == 0 || !has_cached()) return;
@@ -157,8 +158,8 @@ bool CudaHeap::has_cached() const {
   return !cached_by_age_.is_empty();
 }
 
-// Waits until another thread has destroyed cached extents. False when none is about to, or does not
-// within a second: it may wait for a stream that needs this thread to go on.
+// Waits until another thread has destroyed cached extents. False when no thread is about to, or
+// none does within a second: it may wait for a stream that needs this thread to go on.
 bool CudaHeap::await_leaving() {
   const auto deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
@@ -303,8 +304,9 @@ bool CudaHeap::may_leave(const Extent& extent) {
   return Extent::pins_of(word) == 0 && (word & kFlagBusy) == 0;
 }
 
-// Extents that the device is done with, or that only work of the `awaited` streams may still use.
-// The taken ones are in no list. Each has a handle of at most `handle_bytes_max`.
+// Takes cached extents, oldest first, until they make up `bytes`: those that the device is done
+// with, or that only work of the `awaited` streams may still use. Each has a handle of at most
+// `handle_bytes_max`. They are in no list then.
 std::vector<CudaExtent*> CudaHeap::take_oldest(uint64_t bytes, StreamSet awaited,
                                                uint64_t handle_bytes_max) {
   std::vector<CudaExtent*> taken;

@@ -27,8 +27,8 @@ uint64_t CudaHeap::drop_spare_slots(uint64_t bytes) {
   return drop_spares(bytes, true, &CudaHeap::drop_spare_slot);
 }
 
-// Goes through the extents in the order in which they were made, as the planner presumes
-// (learn/host_model.h).
+// Goes through the extents in the order in which their objects were made. The planner models that
+// by the order of its tensors' numbers (learn/host_model.h).
 uint64_t CudaHeap::drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) {
   uint64_t dropped_bytes = 0;
   size_t place = 0;

@@ -8,7 +8,8 @@
 namespace tencache {
 namespace {
 
-// Whether the extent is freed, but in no list yet because other streams may still use it.
+// Whether the extent is freed, but in no list: other streams may still use it, or a thread is just
+// taking it.
 bool is_waiting(const CudaExtent& extent) {
   return extent.state() == ExtentState::kCached && !extent.age_hook.linked;
 }

@@ -40,7 +40,7 @@ bool FreeMarks::make(StreamSet owner) {
   if (!streams_.mark_all(owner, &made).is_ok()) return false;
   // A stream that is gone has done all its work.
   StreamMark mark = made.empty() ? StreamMark() : std::move(made.front());
-  Mark gone;  // after the lock
+  Mark gone;  // destroyed after the lock is released
   MutexLock lock(mutex_);
   std::deque<Mark>& marks = lines_[owner].marks;
   if (!marks.empty() && marks.back().number >= number) return true;  // another thread made one
@@ -121,7 +121,7 @@ bool FreeMarks::wait(StreamSet owner, uint64_t number) {
 }
 
 void FreeMarks::note_reached(StreamSet owner, uint64_t number) {
-  std::vector<Mark> gone;  // a mark may end with its last owner, and not under the lock
+  std::vector<Mark> gone;  // perhaps the last copies: destroyed after the lock is released
   MutexLock lock(mutex_);
   MarkedLine& line = lines_[owner];
   line.over = std::max(line.over, number);

@@ -5,8 +5,8 @@
 // wants the frame waits for the moment of the free and for nothing that was queued since. An event
 // per free would cost the program too much, so one serves a certain number of freed bytes. Frees
 // are numbered, and a mark covers all lower-numbered frees of its stream. As long as nobody wants
-// frames there are no marks at all. Then the first thread to want a frame makes the mark, and waits
-// for what was queued until then.
+// frames and memory is not scarce, there are no marks at all. Then the first thread to want a frame
+// makes the mark, and waits for what was queued until then.
 //
 // Threads: any. mutex_ is held only for bookkeeping, never across a driver call.
 #pragma once
@@ -36,9 +36,11 @@ class FreeMarks {
   uint64_t note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark)
       TENCACHE_EXCLUDES(mutex_);
 
-  /// Notes what the device has done since the last call.
+  /// Notes what the device has done since the last call. Marks each stream that has unfinished
+  /// frees and no mark.
   void poll() TENCACHE_EXCLUDES(mutex_);
-  /// Whether the stream is known to be done with what was freed under this number. Cheap.
+  /// Whether the stream is known to be done with what was freed under this number. The driver is
+  /// not asked.
   bool is_over(StreamSet owner, uint64_t number) const TENCACHE_EXCLUDES(mutex_);
   /// The numbers of a stream's frees.
   struct Line {

@@ -5,7 +5,7 @@
 // engine of any GPU. The memory is pinned for all contexts, so it serves every GPU.
 //
 // By default it has no budget, as with PyTorch's own allocator: a program that asks for pinned
-// memory cannot do without. The tier maps memory when it is needed, and refuses only what the
+// memory cannot do without it. The tier maps memory when it is needed, and refuses only what the
 // machine does not have left at that moment.
 //
 // Threads: create and destroy on one thread; any thread calls the rest. mutex_ is held only for
@@ -66,7 +66,8 @@ class TimedPinner final : public HostPinner {
 
 class PinnedMemory {
  public:
-  /// `driver` outlives the object. Fails where the GPU cannot be opened. Maps no memory yet.
+  /// `driver` outlives the object. Fails where the GPU cannot be opened, or as HostTier::create()
+  /// does. Maps no memory yet.
   static Result<std::unique_ptr<PinnedMemory>> open(const DriverApi& driver,
                                                     PinnedMemoryConfig config);
   /// REQUIRES: every block was freed. Waits for the streams that still use what was freed.

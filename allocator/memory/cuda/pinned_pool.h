@@ -9,8 +9,8 @@
 // program frees it. Any other waits until each noted stream has reached a mark that was made after
 // the free. Waiting blocks are looked at when the mapped memory has no room, and when many have
 // gathered. A mark that cannot be made, because a stream captures a graph or the driver refuses, is
-// tried again then. Only where the budget ends does a thread wait for streams, for the block freed
-// first.
+// tried again then. Only where no more memory can be mapped does a thread wait for streams: those
+// of the block freed first of all that can be waited for.
 //
 // A private pool belongs to CUDA graphs: copies that a graph recorded use its blocks at each
 // replay. So nobody reuses a freed block that streams were noted for until the pool is dropped. A
@@ -25,7 +25,7 @@
 // Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the tier
 // (but at the end, when no other thread is left).
 // The driver must not be called in a forked child, whose parent owns this memory, nor at exit.
-// There allocate() refuses and the rest does nothing, without a lock.
+// There allocate() refuses, and what would touch a block or the tier does nothing, without a lock.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SegmentSource: gives the pool of small blocks device memory, in large pieces, and takes it back.
-// Its implementation keeps the budget and maps the memory; the pool knows nothing of either.
+// SegmentSource: gives a BlockPool device memory, in large pieces, and takes it back. Its
+// implementation keeps the budget and maps the memory; the pool knows nothing of either.
 //
 // Threads: any, several at once; the pool holds no lock while it calls, except where said below.
 #pragma once

@@ -11,7 +11,7 @@ CallScope::CallScope(const DriverApi& driver, CUcontext context) : driver_(drive
 
 // Restores in reverse order. Errors are ignored (platform/cuda/driver_use.h).
 CallScope::~CallScope() {
-  if (!may_call_driver()) return;  // it may have ended since the scope was entered
+  if (!may_call_driver()) return;  // the driver's use may have ended since the scope began
   if (has_capture_mode_) (void)driver_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
   if (has_context_) (void)driver_.cuCtxSetCurrent(previous_);
 }

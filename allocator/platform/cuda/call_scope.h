@@ -2,9 +2,9 @@
 //
 // CallScope: while it lives, the calling thread has the GPU's context, and its calls do not
 // invalidate a CUDA graph that some stream is capturing. Afterwards the thread has its own context
-// and capture mode again. The scope is for the slow calls, which need either: those for memory and
-// copies. Where the driver must not be called (platform/cuda/driver_use.h), the scope makes no call
-// and is not ok.
+// and capture mode again. The scope is for calls that need that context or that mode: those for
+// memory, copies, streams, events and kernels. Where the driver must not be called
+// (platform/cuda/driver_use.h), the scope makes no call and is not ok.
 #pragma once
 
 #include <cuda.h>

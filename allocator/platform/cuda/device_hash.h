@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DeviceHash: 128 bits that stand for the contents of device memory, by position and length. Two
-// ranges of the same hash hold the same bytes. So it proves that a clean copy on the device equals
-// what was copied out of it, before the copy is dropped. The device makes the sums
-// (platform/cuda/device_hash_kernel.h); this file has the host's part.
+// ranges of the same hash hold the same bytes (but for a chance of 2^-124, see below). So it proves
+// that a clean copy on the device equals what was copied out of it, before the copy is dropped. The
+// device makes the sums (platform/cuda/device_hash_kernel.h); this file has the host's part.
 //
 // The hash is four independent passes of 32 bits, each in two levels:
 //   1. NH over the 512 bytes of a strip. Each pass shifts the keys by one pair of words (Toeplitz).

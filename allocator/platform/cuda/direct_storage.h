@@ -36,7 +36,8 @@ class DirectStorage {
 
   /// `descriptor` is of a file opened with O_DIRECT. kUnavailable, with the reason, where this
   /// machine cannot read disks, or this file, directly: cuFile would then copy through host memory,
-  /// as the other path does too. All arguments outlive it; `api` is copied.
+  /// as the other path does too. The GPU, the marks and the file outlive the object; `api` is
+  /// copied.
   static Result<std::unique_ptr<DirectStorage>> open(const Gpu& gpu, StreamMarks& marks,
                                                      const CuFileApi& api, int descriptor);
   /// REQUIRES: nothing is being read.

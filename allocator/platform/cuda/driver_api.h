@@ -96,9 +96,9 @@ bool has_nvidia_device(const std::string& root);
 Result<DriverApi> load_driver();
 
 /// The Status of a call: OK for CUDA_SUCCESS, else "<what>: CUDA_ERROR_... (text)." Out of memory
-/// is kOutOfMemory, a value that the driver refuses kInvalidArgument, an unsupported request
-/// kUnavailable, the rest kIoError. CUDA_ERROR_DEINITIALIZED ends the use of the driver, which is
-/// then not even asked for a text.
+/// is kOutOfMemory, a value that the driver refuses kInvalidArgument, an unsupported request, or a
+/// driver or GPU that is not there or cannot work, kUnavailable, the rest kIoError.
+/// CUDA_ERROR_DEINITIALIZED ends the use of the driver, which is then not even asked for a text.
 Status cuda_status(const DriverApi& driver, CUresult result, std::string_view what);
 
 }  // namespace tencache

@@ -13,7 +13,8 @@
 namespace tencache {
 namespace {
 
-// A pool that grows asks the driver for up to this share of what is allowed at once.
+// While the pool may grow, it may ask for a handle that is larger than what a frame misses, but of
+// at most this share of what is allowed.
 constexpr uint64_t kStepsPerAllowed = 64;
 
 std::vector<uint64_t> handle_sizes(uint64_t granularity) {

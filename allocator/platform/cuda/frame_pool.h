@@ -14,11 +14,12 @@
 // new handle in a hundred requests.
 //
 // Invariant: the handles that exist, in use or free, never hold more than the limit, except what
-// take_reserved() needs beyond it; no handle is free then that the frame could do without. A handle
-// is destroyed before another is created in its place, because the driver needs the memory first.
+// take_reserved() needs beyond it, and what was in use when the limit was lowered. No handle is
+// free then that the frame could do without. A handle is destroyed before another is created in its
+// place, because the driver needs the memory first.
 //
-// Where the driver must not be called (platform/cuda/driver_use.h), take() returns an error, the
-// other calls do nothing, and frames in use stay so.
+// Where the driver must not be called (platform/cuda/driver_use.h), take() returns an error,
+// give_back() and trim() do nothing, and frames in use stay so.
 //
 // Threads: any. mutex_ is held for bookkeeping only, never across a call of the driver.
 #pragma once

@@ -35,8 +35,8 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts);
 
 class Gpu {
  public:
-  /// kInvalidArgument when there is no device of that number; else errors of find_gpu_facts() or
-  /// driver_use_status().
+  /// kInvalidArgument when there is no device of that number; else errors of find_gpu_facts(), of
+  /// driver_use_status() or of the driver.
   static Result<std::unique_ptr<Gpu>> open(const DriverApi& driver, int ordinal);
   /// Releases the context, which lives on for others.
   ~Gpu();

@@ -261,7 +261,7 @@ void StreamNumbers::let_follow(CUstream stream, const StreamMark& last) const {
 
 // Gives up a last mark that is reached, so that its event may serve others.
 void StreamNumbers::forget_reached(uint32_t number, const StreamMark& last) {
-  StreamMark forgotten;  // goes when the lock is free
+  StreamMark forgotten;  // destroyed after the lock is released
   MutexLock lock(mutex_);
   if (streams_[number].last == last) std::swap(forgotten, streams_[number].last);
 }

@@ -14,8 +14,8 @@
 // and so its memory; it first waits, on the device, for the old one's work.
 //
 // Invariants:
-//   1. The key of a table's entry is written once, after the number, so that readers see both or
-//      neither.
+//   1. The key of a table's entry never changes once it is there, and is written after the number,
+//      so that readers see both or neither.
 //   2. A published table lives as long as the object, because readers may still be in it.
 //   3. The driver is given the handle of a numbered stream only by a caller who has just named that
 //      stream, or while an InUse holds it.
@@ -80,15 +80,15 @@ class StreamNumbers {
   /// Sets the calling thread's mode and returns the one before; none where the driver refuses.
   std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
 
-  /// Appends one mark for each stream of the set, for all work they have been given so far.
-  /// kUnavailable when one of them is capturing a CUDA graph, which would take the event for its
-  /// own. Appends nothing on failure.
+  /// Appends one mark for each stream of the set, for all work that the stream has been given so
+  /// far; none for a destroyed stream whose work is known to be done. kUnavailable when one of them
+  /// is capturing a CUDA graph, which would take the event for its own. Appends nothing on failure.
   Status mark_all(StreamSet set, std::vector<StreamMark>* marks) TENCACHE_EXCLUDES(mutex_);
 
   /// Work that the stream is given from now on begins after the marks are reached. kUnavailable,
-  /// with nothing held back, when it is capturing; after another failure some marks may hold it
-  /// back. REQUIRES: is_one_stream(stream), since a stream that has yet to get the shared bit could
-  /// not be held back.
+  /// with nothing held back, when it is capturing or was destroyed; after another failure some
+  /// marks may hold it back. REQUIRES: is_one_stream(stream), since a stream that has yet to get
+  /// the shared bit could not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
   /// Records the event in the stream. False when the set is not one stream, when that stream is
