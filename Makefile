@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Everything from a fresh clone. Each target installs and builds what it needs: system packages
-# (apt), .venv with PyTorch, the libraries. scripts/dev.py does the work.
+# These targets do everything from a fresh clone. Each installs and builds what it needs: system
+# packages (apt), .venv with PyTorch, the libraries. scripts/dev.py does the work.
 PYTHON ?= python3
 # Arguments for pytest: make test-python ARGS="-k trainer -x"; for soaks: make soak ARGS="--minutes 60"
 ARGS ?=

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does tencache cost a program that fits?
 
-Trains a GPT-2 and a CNN for some steps, as stock and under a budget that never spills. The hooks
-are not armed; the goal is at most 0.5 % more time for a step than stock. Then, in the same
-processes, a brief large allocation arms them. As many steps follow, in which tencache watches every
-op and learns the program; the goal is at most 3 % more than stock's same steps.
+The benchmark trains a GPT-2 and a CNN for some steps, as stock and under a budget that never
+spills. The hooks are not armed; the goal is at most 0.5 % more time for a step than stock. Then, in
+the same processes, a brief large allocation arms them. As many steps follow, in which tencache
+watches every op and learns the program; the goal is at most 3 % more than stock's same steps.
 
 Every measurement is a process; the variants alternate; the time of a process is the median of its
 steps. Processes differ by up to 15 % on a virtual machine (where their pages happen to lie), so

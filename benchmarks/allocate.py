@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does it cost to allocate a block that was freed before, and to free it again?
 
-It gives two answers, both against stock, at seven sizes, without touching the memory and with one
-byte written to each page. The first is what a program sees: `torch.empty(n)` in Python, dropped at
-once, in separate processes that alternate. The second is the time of the allocator itself, which
-Python's own microsecond a call hides: the program allocate_core.cpp compares the C ABI with
-posix_memalign.
+The benchmark gives two answers, both against stock, at seven sizes, without touching the memory and
+with one byte written to each page. The first is what a program sees: `torch.empty(n)` in Python,
+dropped at once, in separate processes that alternate. The second is the time of the allocator
+itself, which Python's own microsecond a call hides: the program allocate_core.cpp compares the C
+ABI with posix_memalign.
 
 The program is built on the first run, in build/benchmarks.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is foreseen of programs whose ops differ from round to round?
 
-Trains a mixture of experts and decodes with growing caches (irregular.py), with stock PyTorch and
-under budgets that are shares of the most bytes that were live at once.
+The benchmark trains a mixture of experts and decodes with growing caches (irregular.py), with stock
+PyTorch and under budgets that are shares of the most bytes that were live at once.
 
     python benchmarks/changing_ops.py
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does it cost when each step has different sizes?
 
-It trains a GPT-2 on batches of random lengths, as the default collator of Hugging Face pads them,
-and on as many tokens in batches of one length, each with stock PyTorch and under budgets that are
-shares of the most bytes that live tensors take. It compares how much of a fixed-length plan's
+The benchmark trains a GPT-2 on batches of random lengths, as the default collator of Hugging Face
+pads them, and on as many tokens in batches of one length, each with stock PyTorch and under budgets
+that are shares of the most bytes that live tensors take. It shows how much of a fixed-length plan's
 benefit remains when lengths differ: ops foreseen, bytes fetched ahead of use, and time.
 
     python benchmarks/changing_sizes.py
@@ -31,7 +31,7 @@ ONE_LENGTH, RANDOM = "one length", "random lengths"
 
 
 def shapes() -> dict[str, GptShape]:
-    """Two programs with as many tokens in the steps that count."""
+    """Two programs with equally many tokens in the steps that count, but for rounding."""
     draw = random.Random(SEED)
     lengths = [draw.randint(SHORTEST, LONGEST) for _ in range(WARMUP + STEPS)]
     mean = round(sum(lengths[WARMUP:]) / STEPS)

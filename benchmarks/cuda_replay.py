@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the cuda backend do what its plans say?
 
-Replays recorded training steps through the whole cuda backend, over the simulated driver, at 75, 50
-and 25 % of the bytes that they need. Tensors are allocated; ops pass the gate and queue kernels
-that use every tensor the op names. A kernel that meets a tensor which is not resident, or has wrong
-bytes, ends the benchmark with an error. Link and device have the rates of an H200 (55 GB/s each
-way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from this machine.
-After the plan has been learned, the time of a period is compared with the simulator's time for that
-plan, and with the same without a plan, where the least recently used leaves. The program is built
-on the first run, in build/benchmarks.
+The benchmark replays recorded training steps through the whole cuda backend, over the simulated
+driver, at 75, 50 and 25 % of the bytes that they need. Tensors are allocated; ops pass the gate and
+queue kernels that use every tensor the op names. A kernel that meets a tensor which is not
+resident, or has wrong bytes, ends the benchmark with an error. Link and device have the rates of an
+H200 (55 GB/s each way, 4.3 TB/s) in slow motion, so that times follow from these rates and not from
+this machine. After the plan has been learned, the time of a period is compared with the simulator's
+time for that plan, and with the same without a plan, where the least recently used leaves. The
+program is built on the first run, in build/benchmarks.
 
     python benchmarks/cuda_replay.py
 """

@@ -66,7 +66,7 @@ class Buffer {
   char* data_;
 };
 
-/// Copies written bytes if asked to, and hashes written or read ones.
+/// Copies written bytes, and hashes written and read ones, each if the job asks for it.
 class Observer : public PieceObserver {
  public:
   Observer(const Job& job, IoDirection direction, const std::vector<IoSegment>& segments)

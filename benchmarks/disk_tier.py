@@ -3,14 +3,16 @@
 
 The tier is compared with fio on the same pattern (1 MiB requests, 16 in flight, O_DIRECT,
 io_uring), in the same directory, over the same number of bytes, in one run: both alternate, round
-by round. fio gets every advantage it has (registered buffers and file, buffers that are not
+by round. fio gets every advantage there is (registered buffers and file, buffers that are not
 scrambled, no time stamps). It runs once with its ordinary buffers and, where root can set some
-aside, once with huge pages, which make most of the difference. All overwrite blocks that were
-written before. The tier moves whole slots as the engine hands them out, 64 MiB a transfer. It runs
-with and without the content hash of evictions and fetches, and with an eviction's copy into its own
-buffers, registered with io_uring as far as memlock allows, and not registered.
+aside, once with huge pages, which make most of the difference. The compared writes overwrite blocks
+that were written before. The tier moves whole slots as the engine hands them out, 64 MiB a transfer
+and, besides, 2 MiB a transfer. It runs with and without the content hash of evictions and fetches,
+and with an eviction's copy into its own buffers, registered with io_uring as far as memlock allows,
+and not registered.
 
-The program is built on the first run, in build/benchmarks. Needs fio, and 5 GiB of disk.
+The program is built on the first run, in build/benchmarks. The benchmark needs fio, and 5 GiB of
+disk.
 
     python benchmarks/disk_tier.py [--directory DIR]
 """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does the gate cost per op, before the hooks arm and after?
 
-Times operators that do next to nothing, so that the code around them shows: `x.add_(x)` on one
-element, on memory that is never an extent and on one element of an extent; a view (two events of
-PyTorch); and `_foreach_add_` on 200 pairs of one element (201 events), which also passes the kernel
-that cuts lists. Each runs as stock, under a budget that is never reached (the hooks stay off), and
-with the hooks armed from the start (`arm_at` next to 0).
+The benchmark times operators that do next to nothing, so that the code around them shows:
+`x.add_(x)` on one element, on memory that is never an extent and on one element of an extent; a
+view (two events of PyTorch); and `_foreach_add_` on 200 pairs of one element (201 events), which
+also passes the kernel that cuts lists. Each runs as stock, under a budget that is never reached
+(the hooks stay off), and with the hooks armed from the start (`arm_at` next to 0).
 
 Every measurement is a process; the variants alternate; a process repeats each loop and keeps the
 fastest and the median repetition.

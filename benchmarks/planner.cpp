@@ -37,8 +37,8 @@ namespace {
 
 constexpr uint64_t kTokensPerMicroBatch = 16384;
 constexpr uint64_t kBf16Bytes = 2;
-constexpr uint64_t kUpdateBytesPerWeight =
-    22;  // two fp32 states and a bf16 weight, read and written
+// An update reads and writes two fp32 states and a bf16 weight, and reads a bf16 gradient.
+constexpr uint64_t kUpdateBytesPerWeight = 22;
 constexpr double kFlopsPerNs = 4e5;
 constexpr double kUpdateBytesPerNs = 3300;
 
@@ -130,7 +130,7 @@ uint64_t digest_of(const Planned& planned) {
   return digest;
 }
 
-// Planning never waits, so this is its time on an otherwise idle machine.
+// Planning never waits, so its processor time is its time on an otherwise idle machine.
 double processor_s() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);

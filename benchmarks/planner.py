@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long does planning take, and how good is the plan?
 
-Plans synthetic training steps of Llama-like models (AdamW with fp32 states, micro-batches, a
-multi-tensor optimizer) for budgets of 75, 50 and 25 % of the most bytes that exist at once, over
-links of 10 GB/s each way. Beside the time it shows how long the planned step would take by the
-simulator: against computing alone, against a bound that no schedule can beat, and against the same
-machine without a plan, which evicts the tensor needed last or used longest ago. A plan slower than
-one of those two ends the benchmark with an error. So does a plan that is faster than the bound.
+The benchmark plans synthetic training steps of Llama-like models (AdamW with fp32 states,
+micro-batches, a multi-tensor optimizer) for budgets of 75, 50 and 25 % of the most bytes that exist
+at once, over links of 10 GB/s each way. Beside the time it shows how long the planned step would
+take by the simulator: against computing alone, against a bound that no schedule can beat, and
+against the same machine without a plan, which evicts the tensor needed last or used longest ago. A
+plan slower than one of those two ends the benchmark with an error. So does a plan that is faster
+than the bound.
 
 Then it plans published traces for a published machine, and shows the published schedules' steps
 beside ours (benchmarks/traces).

@@ -25,7 +25,7 @@ class Table:
 
     def markdown(self) -> str:
         columns = zip(self.columns, *self.rows, strict=True)
-        # At least 2: with a ruler of `:` alone, GitHub shows the table as text.
+        # A column is at least 2 wide: with a ruler of `:` alone, GitHub shows the table as text.
         widths = [max(2, *map(len, cells)) for cells in columns]
         # The first column holds names, the others figures.
         ruler = [

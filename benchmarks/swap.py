@@ -9,7 +9,8 @@ and the swap file are in the same directory. The warm-up is long enough for tenc
 step and follow a plan. The losses of all runs must be the same to the last bit. The goal is a step
 in at most a quarter of swap's time.
 
-Needs root, a memory cgroup and swapon; if one is missing it says why and ends with status 77.
+The benchmark needs root, a memory cgroup and swapon; if one is missing it says why and ends with
+status 77.
 
     python benchmarks/swap.py
 """

@@ -7,9 +7,9 @@ optimizer states, memory use, and tencache's counts from the end of the warm-up 
 job may name a `usage_file` of a memory cgroup, which is read before the model is built. It may also
 give `arm_bytes`: after the measured steps that much is allocated for a moment, which arms tencache,
 and as many steps follow. And it may give `pauses`, the `pid` of another process and a number of
-`steps`: beside every other part of so many steps that process stands still. The answer then also
-has the processor time that it took of each part. The training loop is plain PyTorch and does not
-know whether tencache is there.
+`steps`: training goes in parts of that many steps, and beside half of the parts that process stands
+still. The answer then also has the processor time that the process took in each part. The training
+loop is plain PyTorch and does not know whether tencache is there.
 
 Data are random but seeded, so two workers with the same job compute the same numbers.
 """

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does it cost to watch a run: `--stats`, and `tencache top` beside it?
 
-Trains a GPT-2 under a budget that never spills: in turn plainly and with `--stats FILE`; then once
-beside `tencache top`, which looks once a second, its default, and stands still beside every other
-part of the steps. The benchmark compares the processor time of a step, of all threads of the
-program; the goal is at most 0.5 % more. What `top` itself takes of a processor is shown apart.
+The benchmark trains a GPT-2 under a budget that never spills: in turn plainly and with `--stats
+FILE`; then once beside `tencache top`, which looks once a second, its default, and stands still
+beside half of the parts into which the steps are divided. It compares the processor time of a step,
+of all threads of the program; the goal is at most 0.5 % more. What `top` itself takes of a
+processor is shown apart.
 
 Such differences are far below what one pair can show. So ratios are means over many pairs, with
 twice their standard error.
@@ -66,7 +67,7 @@ def top_in_a_terminal() -> Iterator[subprocess.Popen[bytes]]:
     reader = threading.Thread(target=drain, args=(master,))
     reader.start()
     try:
-        time.sleep(2)  # it has started
+        time.sleep(2)  # by then `top` has started
         yield top
         if top.poll() is not None:
             raise support.BenchmarkFailed(f"tencache top ended with status {top.returncode}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # tencache_compile_options: an interface target with the warnings, sanitizers and thread-safety
-# analysis that all our code is compiled with. tencache_werror: the flag that makes warnings errors,
-# or nothing, for targets without it.
+# analysis that our code is compiled with. guard/, preload/ and the emulated GPU's operators do
+# without it. tencache_werror: the flag that makes warnings errors, or nothing, for those targets.
 set(tencache_werror $<$<BOOL:${TENCACHE_WERROR}>:-Werror>)
 add_library(tencache_compile_options INTERFACE)
 target_compile_options(

@@ -2,8 +2,8 @@
 #
 # The core's libraries as targets: tencache::uring, and the header-only tencache::xxhash,
 # tencache::json and tencache::cuda_headers. We link liburing's static archive if it is position
-# independent, so that the installed library needs no system package at run time; else the shared
-# library.
+# independent, so that the installed library needs no system package at run time; otherwise we link
+# the shared library.
 find_package(Threads REQUIRED)
 
 # tencache_add_headers(<name> <header> <Debian package>) adds the target tencache::<name> for one
@@ -55,9 +55,9 @@ endif()
 message(STATUS "liburing: ${uring_library}")
 target_link_libraries(tencache::uring INTERFACE ${uring_library})
 
-# TENCACHE_CUDA_INCLUDE, the folder of cuda.h, may be given. Else we take the one that pip installed
-# (beside a torch for CUDA, or as a requirement of this build), or a toolkit's. If the one that an
-# earlier configure found is gone, we search again.
+# TENCACHE_CUDA_INCLUDE, the folder of cuda.h, may be given. Otherwise we take the one that pip
+# installed (beside a torch for CUDA, or as a requirement of this build), or a toolkit's. If the
+# folder that was given, or that an earlier configure found, has no cuda.h, we search again.
 if(TENCACHE_CUDA_INCLUDE AND NOT EXISTS ${TENCACHE_CUDA_INCLUDE}/cuda.h)
   unset(TENCACHE_CUDA_INCLUDE CACHE)
 endif()
@@ -66,8 +66,8 @@ if(NOT TENCACHE_CUDA_INCLUDE)
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  # cuda_runtime is CUDA 12's folder, so that a torch for CUDA 12 wins over the requirement of this
-  # build.
+  # cuda_runtime is CUDA 12's folder. CMake sorts what it globs, so CUDA 13's folder, which the
+  # requirement of this build brings, is searched before it.
   file(GLOB from_pip ${packages}/nvidia/cuda_runtime/include ${packages}/nvidia/cu1*/include)
   find_path(TENCACHE_CUDA_INCLUDE cuda.h HINTS ${from_pip} ENV CUDA_HOME PATHS /usr/local/cuda/include
             PATH_SUFFIXES include)

@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Each torch that shims are built for. TENCACHE_TORCH_ROOTS names their folders (those with
-# version.py, include and lib); by default it is the one torch that the building Python imports. The
-# folders of a wheel's torches need not be importable here.
+# The torches that shims are built for. TENCACHE_TORCH_ROOTS names their folders (those with
+# version.py, include and lib); by default there is only the torch that the building Python imports.
+# The folders of a wheel's torches need not be importable here.
 #
-# Sets TENCACHE_TORCH_MINORS, e.g. 2.11;2.15, and TENCACHE_TORCH_CUDA_KEYS, e.g. 2.11-cu13, each
-# with a target: tencache::torch-2.11, the headers and libraries of that torch, and
-# tencache::torch_cuda-2.11-cu13, the same with CUDA's, if that torch is built for CUDA and the
-# runtime of that CUDA is found beside it or beside cuda.h. For each name there are
-# TENCACHE_TORCH_<name>_VERSION and TENCACHE_TORCH_<name>_LIBRARIES (the folder). tencache::torch
-# and TENCACHE_TORCH_LIBRARIES are those of the first torch, which the tests are built with.
-# find_package(Torch) is not used: it looks for a CUDA toolkit, which building against torch's
-# headers does not need.
+# This file sets two lists and adds a target for each name in them:
+#
+# - TENCACHE_TORCH_MINORS, e.g. 2.11;2.15, with tencache::torch-2.11: the headers and libraries of
+#   that torch
+#
+# - TENCACHE_TORCH_CUDA_KEYS, e.g. 2.11-cu13, with tencache::torch_cuda-2.11-cu13: the same and
+#   CUDA's. A torch has a key if it is built for the CUDA of cuda.h, and the runtime of that CUDA is
+#   found beside torch or beside cuda.h.
+#
+# For each name there are TENCACHE_TORCH_<name>_VERSION and TENCACHE_TORCH_<name>_LIBRARIES (the
+# folder). tencache::torch and TENCACHE_TORCH_LIBRARIES are those of the first torch, which the
+# tests are built with. find_package(Torch) is not used: it looks for a CUDA toolkit, which building
+# against torch's headers does not need.
 set(TENCACHE_OLDEST_TORCH 2.11)
 set(TENCACHE_NEWEST_TORCH 2.15)
 set(TENCACHE_TORCH_ROOTS "" CACHE STRING
     "Folders of the torches to build shims for; empty: the torch that the building Python imports")
 
 # Sets `result` to the folder of the torch that the building Python imports. We ask at each
-# configure, because the environment may have got another one.
+# configure, because the environment may have another torch by then.
 function(tencache_find_importable_torch result)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   execute_process(
@@ -48,8 +53,9 @@ function(tencache_read_torch_version root name result)
   set(${result} ${value} PARENT_SCOPE)
 endfunction()
 
-# Sets `result` to the CUDA runtime of that major version for the torch in `root`; empty if there is
-# none. pip installs it beside torch, in folders that differ between CUDA 12 and later ones.
+# Sets `result` to the CUDA runtime of version `major` for the torch in `root`; empty if there is
+# none. pip installs the runtime beside torch, in folders that differ between CUDA 12 and later
+# ones. It may also lie beside cuda.h.
 function(tencache_find_cuda_runtime root major result)
   file(GLOB found ${root}/../nvidia/cu${major}/lib/libcudart.so.${major}
        ${root}/../nvidia/cuda_runtime/lib/libcudart.so.${major}
@@ -63,8 +69,8 @@ function(tencache_find_cuda_runtime root major result)
 endfunction()
 
 # tencache_add_torch(<target> <root> <version> <library>...) adds the target with the headers of the
-# torch in `root` and these of its libraries. libtorch.so is never one: it is empty but loads all of
-# CUDA, and a C++ program may go without.
+# torch in `root` and these of its libraries. libtorch.so is never one of them: it is empty but
+# loads all of CUDA, and a C++ program may go without CUDA.
 function(tencache_add_torch target root version)
   add_library(${target} INTERFACE IMPORTED GLOBAL)
   target_include_directories(${target} SYSTEM INTERFACE ${root}/include

@@ -2,8 +2,8 @@
 """Trains the same model twice, stock and beyond a memory budget, and compares every bit.
 
 1. Measures the memory that stock PyTorch needs: runs two steps of examples/train_gpt2.py. On the
-   CPU malloc is set to return every freed block at once, so that the growth of resident memory is
-   the peak of the tensors.
+   CPU malloc is set to return large blocks as soon as they are freed, so that the growth of
+   resident memory is the peak of the tensors.
 2. Trains with stock PyTorch.
 3. Trains again under `tencache run` with a device budget of 38% of that peak. On the CPU the rest
    goes to disk, with --cuda to host memory.

@@ -97,7 +97,10 @@ def expect_usable_machine() -> None:
 
 
 def unpack_libraries() -> None:
-    """Downloads Debian's packages for aarch64, with lists of packages of their own."""
+    """Downloads Debian's packages for aarch64 and unpacks them into LIBRARY_ROOT.
+
+    apt keeps separate lists for them, so the system's own lists stay as they are.
+    """
     if LIBRARY_ROOT.exists():
         return
     folder = ROOT / "build" / "aarch64-packages"

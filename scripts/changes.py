@@ -3,9 +3,9 @@
 
 Changed means: not in a commit yet, or if everything is, part of the last commit. For a change of
 the core we run the suites of the same name and those that include the changed header themselves;
-suites that run for minutes are left to `make test-core`. For a change of the package or the shim we
-run the pytest files of the same name, and a few that always run. Everything but `changed_files` is
-a pure function of names and texts.
+suites that run for minutes are left to `make test-core`. For a change of the package, the shim,
+guard/ or preload/ we run the pytest files of the same name, and a few that always run. Everything
+but `changed_files` and `sources_to_tidy` is a pure function of names and texts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from repository import ROOT
 SUITES_MAX = 24
 _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
 _SUITE = re.compile(r"tests/(allocator|gpu|guard)/.*_test\.cpp")
-# Each of these takes a few seconds: options and their refusals, reports, and tencache in a program.
+# Each of these takes a few seconds. They cover the scripts, the options and their refusals, and the
+# backend that a program gets.
 ALWAYS = ("tests/scripts", "tests/python/test_options.py", "tests/python/test_backend.py")
 # The suites and test files that have another name than their source.
 _SUITES = {
@@ -147,14 +148,14 @@ def _pytest_stem(path: PurePosixPath) -> str | None:
         return _PYTEST_FILES.get(str(path), path.stem.strip("_"))
     if folder != "shim" and path.parts[:2] != ("tests", "shim"):
         return None
-    # One suite covers all of the shim's files for GPU memory, but the gate's.
+    # One suite covers the shim's files for GPU memory; _PYTEST_FILES has the exceptions.
     is_for_gpus = path.stem.startswith(("cuda_", "pinned_"))
     own = "shim_cuda_allocator" if is_for_gpus else f"shim_{path.stem}"
     return _PYTEST_FILES.get(str(path.with_suffix(".cpp")), own)
 
 
 def sources_to_tidy(changed: Iterable[PurePosixPath]) -> list[PurePosixPath]:
-    """The sources for clang-tidy: changed ones, and those of changed headers."""
+    """The sources for clang-tidy: changed ones, and those with the name of a changed header."""
     found = {
         path.with_suffix(".cpp")
         for path in changed

@@ -5,11 +5,12 @@
     base < platform < tier < memory < learn < engine < abi          (allocator/)
     move < move/cpu, move/cuda;  move < plan, gate < what stands in engine/ itself
 
-allocator/ includes no header of torch or Python. Only platform/cuda/ includes <cuda.h>, which holds
-only types. shim/ reaches the core only through the headers of its C ABI: abi/tencache.h,
-abi/tencache_gpu.h and abi/tencache_pinned.h. guard/ includes <cuda.h>, its own headers and
-abi/tencache_guard.h; preload/ includes its own headers and abi/tencache.h. Suites and benchmarks of
-the core may include every layer, and no torch.
+allocator/ includes no header of torch or Python. Only platform/cuda/ includes <cuda.h>, for its
+types: nothing links the functions. shim/ includes no header of Python, and reaches the core only
+through the headers of the core's C ABI: abi/tencache.h, abi/tencache_gpu.h and
+abi/tencache_pinned.h. Of this project's headers guard/ includes only its own and
+abi/tencache_guard.h, and preload/ only its own and abi/tencache.h; guard/ may include <cuda.h>,
+too. Suites and benchmarks of the core may include every layer, and no header of torch or Python.
 
 Usage: check_layers.py
 """
@@ -30,7 +31,7 @@ PRELOAD_HEADER = "abi/tencache.h"
 CUDA_PLATFORM = PurePosixPath("allocator/platform/cuda")
 
 # Each room of engine/ with the rooms it includes. plan and gate know each other, because they share
-# the parts of one engine by reference; PARTS names that header.
+# the parts of one engine by reference. PARTS is the header with these references.
 ROOMS = {
     "move": ("move",),
     "move/cpu": ("move", "move/cpu"),

@@ -27,8 +27,8 @@ from pathlib import PurePosixPath
 from check_layers import LAYERS
 from repository import CPP_SUFFIXES, ROOT, Check, Problem, source_files, without_comments
 
-# Maps a retired word to today's. Both are whole words; a word that ends in "(" is retired only as a
-# function.
+# Maps a retired word to today's. A retired word counts only as a whole word; one that ends in "("
+# is retired only as a function.
 RETIRED: Mapping[str, str] = {
     "CpuBackend": "CpuDevice",
     "CpuEngine": "Engine",
@@ -185,7 +185,11 @@ def check_introductions(names: Names) -> Check:
 
 
 def check_paths(files: Iterable[PurePosixPath]) -> Check:
-    """Checks paths (from the root, or allocator/ with a layer) and links (from the document)."""
+    """Checks paths and links.
+
+    A path leads from the root, or from allocator/ if it begins with a layer; a link leads from its
+    document.
+    """
     there = {path for file in files for path in (file, *file.parents)}
     tops = {path.parts[0] for path in there if path.parts}
     nowhere = ("build",)  # built, so not in the repository
@@ -235,7 +239,10 @@ def check_retired(words: Mapping[str, str]) -> Check:
 
 
 def check_so_many(path: PurePosixPath, text: str) -> Iterable[Problem]:
-    """Refuses "So many" of what the next line of code counts: that is "this many"."""
+    """Refuses "So many", "So much" and "So often" for what the next line of code counts.
+
+    That is "this many".
+    """
     if path.suffix == ".md":
         return
     for number, line in prose(path, text):

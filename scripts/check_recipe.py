@@ -27,7 +27,7 @@ _PYTHON = re.compile(r'(?m)^requires-python = "(.*)"$')
 
 
 def wanted_requirements(pyproject: str) -> set[str]:
-    """What the Python package needs when it runs, as conda says it: "click >=8.1"."""
+    """What the Python package needs when it runs, as conda writes it: "click >=8.1"."""
     listed, python = _DEPENDENCIES.search(pyproject), _PYTHON.search(pyproject)
     if listed is None or python is None:
         raise ValueError("pyproject.toml has no dependencies or no requires-python")

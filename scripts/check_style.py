@@ -4,14 +4,15 @@
 
   - every source begins with its SPDX line
   - a line of C++ has at most 100 columns, also where clang-format cannot break it; a line of a
-    document too, unless it is a row of a table or one link that cannot be broken
-  - a file has at most 600 lines, a function at most 60
+    document too, unless it is a row of a table, or one link, picture or word that cannot be broken;
+    documents that programs write may be wider
+  - a source has at most 600 lines, a function at most 60
   - no line says that something is left for later
   - no absolute path of somebody's machine
   - a comment or document names only what exists, in today's words (check_names.py)
 
-Functions of C++ are found by their braces, which is rough: each one found is a function, but it may
-miss some. Functions of Python are found by Python's own parser.
+Functions of C++ are found by their braces, which is rough: each one found is a function, but some
+may be missed. Functions of Python are found by Python's own parser.
 
 Usage: check_style.py
 """

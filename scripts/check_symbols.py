@@ -5,10 +5,10 @@ libtencache_preload.so.
 
 The library exports exactly the functions that the C ABI's headers declare, so that nothing in a
 process can bind to an inner symbol by accident. The guard also exports the functions that it
-interposes; the preload library exports nothing else. The library needs no symbol of torch or
-Python, and no shared library outside the C and C++ runtime, so that one file serves every torch and
-every Python without installing a package. Its thread-locals fit into the room that the loader
-reserves for libraries that come late.
+interposes; the preload library exports only the function through which a program starts. The
+library needs no symbol of torch or Python, and no shared library outside the C and C++ runtime, so
+that one file serves every torch and every Python without installing a package. Its thread-locals
+fit into the room that the loader reserves for libraries that come late.
 
 Usage: check_symbols.py LIBRARY
 """

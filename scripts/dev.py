@@ -48,17 +48,17 @@ from steps import ROOT, StepFailed, run, say
 SCRIPTS = ROOT / "scripts"
 EMULATED_GPU = ROOT / "tests" / "emulated_gpu" / "run"  # runs a command there
 SHORT = "not slow and not any_torch"  # selects from tests/python
-ONCE = "not repeated"  # the same, for the oldest torch
+ONCE = "not repeated"  # selects from all tests, for the oldest torch
 # Of each program two of its seven runs (50-plain and 25-chaos), and all other tests named here; all
 # seven take five minutes on two cores.
 SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
     "or 50-plain or 25-chaos"
 )
-# The sources of the core and of the shim, as clang-tidy reads them.
+# The folders of sources that clang-tidy reads, by the build that compiles them.
 EVERY_SOURCE = {"core": ("allocator", "guard", "preload"), "shim": ("shim",)}
-# What may depend on the version, for the newest torch: its memory interfaces, the doors, graphs,
-# NCCL's process groups, and one program.
+# What may depend on the version, for the newest torch: its memory interfaces, the doors, operators
+# in small programs, graphs, NCCL's process groups, and one program that trains.
 NEWEST_ON_EMULATED_GPU = (
     "memory_functions or doors or operator_programs or nobody_keeps or fsdp2 or trees_of_graphs "
     "or decoder_gpt2-50-plain"
@@ -154,8 +154,8 @@ def core_preset(
 ) -> None:
     """Configures a preset of the core, builds the targets and runs the suites.
 
-    `selection` are arguments of ctest that choose suites, else it runs all; `variables` are for
-    them.
+    `selection` holds arguments of ctest that choose suites; without any, ctest runs them all. The
+    suites get `variables` in their environment.
     """
     ready(MAIN, TEST_PACKAGES)
     environment = build_environment()
@@ -177,7 +177,10 @@ def core_preset(
 
 
 def optimised_core() -> None:
-    """Runs the suites that tell more without a sanitizer; `make test-core` runs them all."""
+    """Runs the suites that tell more without a sanitizer, and builds the benchmarks.
+
+    `make test-core` runs all suites.
+    """
     core_preset(
         "release", ("optimised_suites", "benchmark_programs"), ("--label-regex", "optimised")
     )
@@ -189,7 +192,7 @@ def test_python(
     ready(environment, TEST_PACKAGES)
     install_package(environment)
     build_shim_suites(environment)
-    if environment is MAIN:  # what it tests does not depend on the version
+    if environment is MAIN:  # what the example tests does not depend on the version
         build_cpp_example(environment)
     run(
         f"Tests of the package and the scripts on {environment.torch}",
@@ -235,7 +238,7 @@ def in_processes() -> tuple[str, ...]:
 
 
 def every_python_test() -> None:
-    """Runs the tests on the oldest torch, with one OpenMP thread a process.
+    """Runs the tests on the oldest torch, without repeated ones, with one OpenMP thread a process.
 
     More threads would only take cores from each other. The newest torch runs its tests with one a
     core.
@@ -244,7 +247,7 @@ def every_python_test() -> None:
 
 
 def python_tests_of_the_version() -> None:
-    """Runs on the newest torch only what may depend on the version."""
+    """Runs on the newest torch only what may depend on the version, without the slow tests."""
     test_python(NEWEST_TORCH, "tests/python", "-m", SHORT, *in_processes(), *SLOWEST)
 
 

@@ -23,9 +23,9 @@ STAMPS = ROOT / "build" / "stamps"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_MIN = (3, 10)
 
-# All names but one are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and checkers
-# carry their version, so that every machine compiles and formats alike. Several builds compile the
-# core with the same flags; ccache compiles it once.
+# All names but two (below) are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and
+# checkers carry their version, so that every machine compiles and formats alike. Several builds
+# compile the core with the same flags; with ccache it is compiled once.
 COMPILER = "g++-12"
 BUILD_PACKAGES = ("ccache", COMPILER, "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 OS_RELEASE = Path("/etc/os-release")
@@ -208,8 +208,8 @@ def jobs(bytes_each: int) -> int:
     """How many jobs of that much memory can run at once here: at most one a core."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in CONTAINER_LIMITS:
-        # A container sees the machine's memory; this file holds a number if it has less, else
-        # "max".
+        # A container sees the machine's memory. If it may use less, this file holds that number of
+        # bytes; otherwise "max", or in cgroups of version 1 a number beyond all memory.
         limit = path.read_text().strip() if path.exists() else ""
         if limit.isdigit():
             memory_bytes = min(memory_bytes, int(limit))
@@ -217,7 +217,7 @@ def jobs(bytes_each: int) -> int:
 
 
 def build_environment() -> dict[str, str]:
-    """Variables for every build: pinned cmake and ninja, one compiler, and how many jobs."""
+    """Variables for every build: pinned cmake and ninja, one compiler, how many jobs, ccache."""
     variables = {
         "PATH": f"{MAIN.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(COMPILER_BYTES)),
@@ -229,7 +229,8 @@ def build_environment() -> dict[str, str]:
             "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
             # Several builds compile the same, but paths are alike only as seen from their folders.
             "CCACHE_BASEDIR": str(ROOT),
-            # Without this, -g would write each build's folder into its objects.
+            # With -g an object names the folder of its build. Without this, ccache would give no
+            # build the object of another folder.
             "CCACHE_NOHASHDIR": "1",
             "CCACHE_SLOPPINESS": "pch_defines,time_macros",  # for precompiled headers
         }
@@ -237,17 +238,17 @@ def build_environment() -> dict[str, str]:
 
 
 def warning_option() -> str:
-    """The option of CMake that makes warnings errors, unless the compiler is the user's own.
+    """The option of CMake that makes warnings errors where builds use COMPILER.
 
-    That one may warn of more, which must not end the build.
+    Another compiler may warn of more, which must not end the build.
     """
     return f"TENCACHE_WERROR={'ON' if 'CXX' in build_environment() else 'OFF'}"
 
 
 def clean_variables() -> dict[str, str]:
-    """Variables for programs under test: no options of tencache, no hub access.
+    """Removes tencache's options from this environment; returns variables for programs under test.
 
-    Python keeps what it compiles.
+    With these, programs ask no hub, and Python keeps what it compiles.
     """
     for name in [name for name in os.environ if name.startswith("TENCACHE")]:
         del os.environ[name]
@@ -271,7 +272,7 @@ def install_package(environment: VirtualEnvironment) -> None:
     command_line = environment.folder / "bin" / "tencache"
     if stamp.exists() and stamp.read_text() == fingerprint and command_line.exists():
         return
-    # Use pip, not uv: its verbose output shows the build's progress line by line.
+    # Use pip, not uv: pip's verbose output shows the build's progress line by line.
     command: list[str | Path] = [environment.python, "-m", "pip", "install", "--verbose"]
     command += ["--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
     command += [
@@ -333,7 +334,7 @@ def build_emulated_gpu(environment: VirtualEnvironment) -> None:
 
 
 def configure_shim_for_tidy() -> Path:
-    """The folder with the commands that compile each source of the shim by itself."""
+    """Configures a build that compiles each source of the shim by itself; returns its folder."""
     folder = ROOT / "build" / "tidy"
     configure = _configuration(MAIN, folder, "TENCACHE_UNITY=OFF")
     run("Configure the shim (for clang-tidy)", configure, environment=build_environment())

@@ -38,7 +38,7 @@ def run_group(
 ) -> Ended:
     """Runs the command to its end, or until its time is up.
 
-    Then the program gets an interrupt and `patience_s` to end.
+    In the latter case the program gets an interrupt, and `patience_s` to end before it is killed.
     """
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -74,9 +74,9 @@ def _end(process: subprocess.Popen[str], patience_s: float) -> str:
             output, _ = process.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
             continue
-        _signal(process, signal.SIGKILL)  # it may have closed its output and still run
+        _signal(process, signal.SIGKILL)  # what closed its output may still run
         return output
-    return "(it could not be ended)\n"  # it hangs in a driver call
+    return "(it could not be ended)\n"  # a program that hangs in a driver call
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:

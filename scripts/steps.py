@@ -112,7 +112,7 @@ def run_all(
     environment: Mapping[str, str] | None = None,
     live: bool = False,
 ) -> None:
-    """Runs each step, also after one that failed; raises StepFailed at the end names those."""
+    """Runs each step, also after one that failed; then raises StepFailed, which names those."""
     failed = []
     for title, command in chosen:
         try:

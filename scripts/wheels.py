@@ -33,8 +33,8 @@ from steps import ROOT, StepFailed, run, say
 # The torches of the wheel, oldest first, and the major version of CUDA that PyPI's are built for.
 MINORS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 CUDA_MAJOR = "13"
-# The oldest system that the wheel serves: glibc 2.34 and libstdc++ of gcc 11, as in RHEL 9. The
-# compiled code sets it; a torch of PyPI needs less.
+# The oldest system that the wheel serves: glibc 2.34 and libstdc++ of gcc 11, as in RHEL 9. Our
+# compiled code needs that much; a torch of PyPI needs less.
 POLICY = "manylinux_2_34_x86_64"
 # These belong to torch and are in the process when a shim is loaded.
 FOREIGN_LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch*.so", f"libcudart.so.{CUDA_MAJOR}")
@@ -50,14 +50,15 @@ OTHER_FILES = (
     "cmake/tencacheConfig-release.cmake",
     "cmake/tencacheConfigVersion.cmake",
 )
-# The wheel's own licence, and those of the libraries that are compiled into it, which ask for that.
+# The wheel's own licence, and those of the libraries that are compiled into it: they have to be in
+# the wheel.
 LICENSES = (
     "LICENSE",
     "licenses/liburing.txt",
     "licenses/nlohmann-json.txt",
     "licenses/xxhash.txt",
 )
-# A wheel that lacks torches goes here: its name would be that of the whole one.
+# A wheel that lacks torches goes here, because it has the same name as the whole one.
 PARTIAL = ROOT / "build" / "wheel" / "partial"
 _UNPACKED = ROOT / "build" / "torch"
 _BUILD = ROOT / "build" / "wheel"
@@ -65,7 +66,7 @@ _BUILD = ROOT / "build" / "wheel"
 # them.
 _TREE = ROOT / "build" / "wheel-tree"
 _TRIAL = ROOT / "build" / "wheel-trial"
-# The demonstration takes ten seconds a step on two cores; these show what its usual six do.
+# The demonstration takes ten seconds a step on two cores; three steps show what its usual six do.
 TRIAL_STEPS = "3"
 _DEMO_PACKAGES = ("accelerate", "numpy", "plotext==5.*", "transformers==5.17.*")
 
@@ -73,7 +74,7 @@ _DEMO_PACKAGES = ("accelerate", "numpy", "plotext==5.*", "transformers==5.17.*")
 def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     """Builds the wheel for these torches, checks it, and puts it into `folder`; returns its path.
 
-    Raises StepFailed if it needs more of the system than POLICY allows, or lacks something.
+    Raises StepFailed if the wheel needs more of the system than POLICY allows, or lacks something.
     """
     tools: list[str | Path] = [
         UV,
@@ -110,7 +111,7 @@ def build(minors: Sequence[str] = MINORS, folder: Path = DIST) -> Path:
     if problems:
         raise StepFailed(f"{checked.name}: {'; '.join(problems)}")
     folder.mkdir(exist_ok=True)
-    # The Dockerfile installs the one wheel that lies there.
+    # The Dockerfile installs the one wheel that lies there, so older ones have to go.
     for older in folder.glob("tencache-*.whl"):
         older.unlink()
     path = folder / checked.name
@@ -174,7 +175,7 @@ def try_out(wheel: Path, minors: Sequence[str]) -> None:
 
 
 def refuse_unknown_torch(wheel: Path) -> None:
-    """Checks what a user reads whose torch is too new: a stand-in that has but a version."""
+    """Checks what a user reads whose torch is too new; a stand-in with only a version plays it."""
     python = _fresh_environment("unknown")
     install: list[str | Path] = [UV, "pip", "install", "--python", python, "--no-deps", wheel]
     install += ["click", "rich", "markdown-it-py", "mdurl", "pygments"]
@@ -213,7 +214,7 @@ def _requirement(minor: str) -> str:
 
 
 def _torch_folder(minor: str) -> Path:
-    """The folder of that torch's package; unpacks it, without what it needs, if it is not here."""
+    """The folder of that torch's package; unpacks it without its dependencies if it is not here."""
     for environment in (MAIN, NEWEST_TORCH):
         if environment.torch == f"torch-{minor}":
             for found in environment.folder.glob("lib/python3*/site-packages/torch"):

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Collects and builds all that benchmarks/gpu/run.py needs on a machine with a GPU and without a
-# network: this package and the programs, wheels of this package's requirements, and, where the other
-# machine is to build, packages of Debian or Ubuntu with headers and static libraries. Run it where
-# there is a network, with the Python that has the torch of the other machine (`make build` makes
-# one) and with no newer C library than it has:
+# network: this package and the programs, wheels of what the build and the tests require, and, where
+# the other machine is to build, packages of Debian or Ubuntu with headers and static libraries. Run
+# this script where there is a network, with the Python that has the torch of the other machine
+# (`make build` makes one) and with a C library that is no newer than the other machine's:
 #
 #   PYTHON=.venv/bin/python bash benchmarks/gpu/carry.sh .carried   (an ignored folder)
 set -euo pipefail

@@ -46,7 +46,7 @@ from process_group import run_group
 
 ROOT = support.ROOT
 BUILD = ROOT / "build" / "gpu"
-# The programs that no Python starts, by the part that runs them, as folder and name of a target.
+# The programs that are not Python, by the part that runs them: folder and name of a target.
 PROGRAMS = {"suites": "tests/gpu_core_test", "mappings": "benchmarks/mapping_times"}
 SKIPPED = 77
 SHARES = (75, 50, 25)
@@ -57,7 +57,7 @@ SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "
 PROGRAMS_S = 300.0  # for programs x budgets, of which there could be any number
 PROCESSES_MAX = 12  # pytest processes that run the programs
 LOG_BYTES_MAX = 4 << 20
-GPU_NAME_S = 60.0  # importing torch takes ten seconds; a driver in trouble answers never
+GPU_NAME_S = 60.0  # importing torch takes ten seconds; a driver in trouble never answers
 # Less is not worth a start: importing torch and transformers takes ten seconds.
 PART_S_MIN = 15.0
 
@@ -227,7 +227,7 @@ def gpu_name() -> str:
 
 
 def install(run: Run, part: Part, carried: Path | None) -> None:
-    """Installs the carried packages into the Python that runs this.
+    """Installs the carried packages into the system and the Python that runs this.
 
     This package is built here where it was not carried.
     """
@@ -241,7 +241,8 @@ def install(run: Run, part: Part, carried: Path | None) -> None:
         if others:
             run.command([*pip, *sorted(others)], 120)
         if own:
-            # A machine that is still warm has this version of an earlier commit; pip would keep it.
+            # A machine that was used before may have this version of an earlier commit; pip would
+            # keep it.
             run.command([*pip, "--force-reinstall", *own], 120)
             part.figures["summary"] = "carried"
             return
@@ -303,7 +304,7 @@ def has_module(name: str) -> bool:
 
 
 def training(run: Run, part: Part, shape: str) -> None:
-    """Step times: stock, then budgets from all of stock's peak downward."""
+    """Step times: stock, then a budget that holds everything, then shares of stock's peak."""
     steps = Steps(run, part, shape)
     peak_bytes = steps.measure(support.STOCK)["peak_bytes"]
     steps.attempt(tencache_variant("all fits"))

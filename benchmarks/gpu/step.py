@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps to measure on a GPU, run as a worker (support.run_worker).
 
-Answers with the time of each step, the losses to the last bit, the peak that PyTorch's allocator
-reports, and tencache's counts and the processor time of each thread after the warm-up. The loop is
-plain PyTorch and does not know whether tencache is there. A job may ask for an alternative that a
-user would pick: `instead` "checkpoint" (activations are computed again) or "save_on_cpu"
-(activations wait in pinned host memory).
+The worker answers with the time of each step, the losses to the last bit, the peak that PyTorch's
+allocator reports, and tencache's counts and the processor time of each thread after the warm-up.
+The loop is plain PyTorch and does not know whether tencache is there. A job may ask for an
+alternative that a user would pick: `instead` "checkpoint" (activations are computed again) or
+"save_on_cpu" (activations wait in pinned host memory).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 21
 LARGE = {"layers": 24, "width": 2048, "heads": 16, "sequence": 1024, "vocabulary": 50257}
 SHAPES: dict[str, dict[str, int]] = {
     "gpt-1.3b": {**LARGE, "batch": 8},
-    # The same, with little computation for each byte of state.
+    # A small batch gives little computation for each byte of state.
     "gpt-1.3b-small-batch": {**LARGE, "batch": 2},
     # This one serves to try the program: a processor can compute it, and its matrices can leave a
     # GPU.

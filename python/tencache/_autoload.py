@@ -85,7 +85,7 @@ def autoload() -> None:
 
 
 def unused_variables(environment: Mapping[str, str]) -> list[str]:
-    """The variables of options where TENCACHE says neither yes nor no, so that nobody reads them.
+    """The variables of options that `import torch` ignores, as TENCACHE says neither yes nor no.
 
     The launcher and `tencache.enable()` read them all the same.
     """

@@ -4,8 +4,8 @@
 The drawings are few and simple, so they are written here: no library to load, nothing to fetch, and
 the page's own style sheet gives them their colours, in the dark and on paper, too. Each has a
 title, and a description for those who do not see it; numbers stand beside it in the page. Lines are
-drawn with at most some hundred points: of each stretch its largest value, so that no peak is lost.
-Pure functions; threads: any.
+drawn with at most a few hundred points: of each stretch its largest value, so that no peak is lost.
+These are pure functions; threads: any.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ signals, terminal and process id are the program's own, and tencache itself star
 when torch is imported (_autoload.py). Flags come from the option table.
 
 Statuses: 2 for something the user must change, 126 and 127 as in shells for a program that cannot
-be executed or found, 1 for a report that says no. Nothing here imports torch.
+be executed or found, 1 for a report that says no, an interrupt or a closed pipe. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def main() -> None:
 def _replace_closed_streams() -> None:
     """Puts /dev/null where this process was started without stdin, stdout or stderr.
 
-    Else a file that is opened later would take that descriptor and get what is printed. The
+    Otherwise a file that is opened later would take that descriptor and get what is printed. The
     descriptor closes on exec, so the program of `run` finds it closed, as without tencache.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

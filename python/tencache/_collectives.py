@@ -2,8 +2,8 @@
 """Groups of collectives are announced: NCCL starts them together at the group's end.
 
 `torch.distributed.batch_isend_irecv` and the coalescing manager begin and end a group by two
-methods of the process group, which no dispatcher sees. We wrap them. What is called in between
-stays resident until the Work that the end returns has completed (shim/collectives.cpp, Note
+methods of the process group, which no dispatcher sees. We wrap them. The tensors of the calls in
+between stay resident until the Work that the end returns has completed (shim/collectives.cpp, Note
 [Groups]).
 
 Nothing here imports torch.distributed. Groups that a program begins in C++ are not seen.

@@ -2,10 +2,10 @@
 """`tencache doctor`: what this machine offers, what is missing, and how to get it.
 
 The core probes the machine and returns a JSON object (allocator/abi/runtime_json.cpp). Python adds
-whether tencache supports the installed torch. The table shows all of it, so a new
-probe in the core needs no change here: a key that ends in `bytes` shows as a size, and `x_reason`
-(or `reason` alone) beside the value it explains. Below the table, one line names each missing thing
-and its remedy. Imports no torch: it reads torch's version from its files. Threads: none of its own.
+whether tencache supports the installed torch. The table shows all of it, so a new probe in the core
+needs no change here: a key that ends in `bytes` shows as a size, and `x_reason` (or `reason` alone)
+beside the value it explains. Below the table, one line names each missing thing and its remedy.
+This module imports no torch: it reads the version from torch's files. Threads: none of its own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Tells the files of a run from each other, for the error where one stands in another's place.
 
 A run writes stats, a trace and a recorded period, commands write pages and traces for Perfetto; all
-names are the user's. What a file is shows in its first letters. Imports nothing of the package.
-Threads: any.
+names are the user's. The first letters of a file show what it is. This module imports nothing of
+the package. Threads: any.
 """
 
 from __future__ import annotations

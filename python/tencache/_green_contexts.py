@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuses green contexts (torch.cuda.green_contexts) where tencache serves CUDA tensors.
 
-A green context has streams of its own, its default stream among them, which has the same handle as
-any other one (null). The core orders its copies after and before the streams of a GPU's primary
-context, so under a green context a kernel could read a tensor that is still on its way. Threads:
-any.
+A green context has streams of its own. Its default stream has the same handle (null) as the default
+stream of any other context. The core orders its copies after and before the streams of a GPU's
+primary context, so under a green context a kernel could read a tensor that is still on its way.
+Threads: any.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ tencache patches a few functions of modules that most programs never import, so 
 them. A finder on sys.meta_path waits for such a module. It stays there until the module was
 executed: a program may only look for the module's spec, or fail to import it and try again.
 
-tencache itself may start while such a module is being imported, because that imports torch. Then no
-finder is asked any more, and the module's spec tells of the end of its import.
+tencache itself may start while such a module is being imported, because the module imports torch.
+Then no finder is asked any more, and the module's spec tells of the end of its import.
 
 Either way the callback comes before the import counts as done, so no thread finds the module
 unpatched. A callback that fails costs a warning, not the program's import.

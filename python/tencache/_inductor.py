@@ -62,7 +62,7 @@ class KernelGate:
         self._types = types
         self._open, self._depth, self._close_to = gate.open, gate.depth, gate.close_to
         self._is_armed = core.is_armed
-        # The generated kernel fixes which arguments are tensors; we look once armed.
+        # The generated kernel fixes which arguments are tensors; we look at the first armed call.
         self._tensor_positions: list[int] | None = None
         self._modes = b""
         self.name = _UNNAMED.encode()

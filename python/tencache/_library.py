@@ -336,7 +336,7 @@ class Core:
         return result
 
     def plan_timeline(self, period: PeriodStruct, machine: MachineStruct) -> dict[str, Any]:
-        """The timeline of the plan; errors as for `plan`."""
+        """The timeline of the plan; fails as `plan` does."""
         error = _ErrorStruct()
 
         def fill(buffer: ctypes.Array[ctypes.c_char], size: int) -> int:

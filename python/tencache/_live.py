@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the processes that run under tencache, and reads their counters while they run.
 
-Each process publishes a page of memory a few times a second (allocator/abi/live_page.h), a memfd
-that its descriptors in /proc show to its user and to root. Nothing is asked of the process and
-nothing is left of it when it is gone. A page is read until its sequence says that nobody wrote
-meanwhile. The page belongs to the process that has the page's start time: forked children inherit
-the descriptor. Threads: any; nothing here keeps state.
+Each process publishes a page of memory a few times a second (allocator/abi/live_page.h). The page
+is a memfd, which the process's descriptors in /proc show to its user and to root. Nothing is asked
+of the process, and no page is left when the process is gone. A page is read until its sequence says
+that nobody wrote meanwhile. The page belongs to the process that has the page's start time: forked
+children inherit the descriptor. Threads: any; nothing here keeps state.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 Of several processes each names itself: by the rank that a launcher has set, or as a worker of
 multiprocessing by its process id. The core's messages carry the same label. A program may have been
 started without stderr, or may have closed it; then `sys.stderr` is None or refuses the line. Nobody
-is there to tell, and that must not become an error of its own. Imports nothing of the package,
-since it also reports that the rest cannot be imported. Threads: any.
+is there to tell, and that must not become an error of its own. This module imports nothing of the
+package, since it also reports that the rest cannot be imported. Threads: any.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 A name belongs to an extent, the memory that a tensor has. Several tensors in one extent (views of a
 flat parameter) share a name that tells how many they are. A program gives names itself, by
 `tencache.name_tensors`. With the option trace they are also found: after the first step of each
-optimizer, which has made its state then, and at exit, for programs without one. That looks through
-all objects of the process, some tenths of a second.
+optimizer, which has made its state then, and at exit, for programs without one. The search goes
+through all objects of the process, which takes some tenths of a second.
 
 Nothing here imports torch. A tensor without memory of its own (a fake, a sparse one) has no name.
 Threads: any.
@@ -112,7 +112,7 @@ def _children(module: Any) -> Iterable[Any]:
 
 
 def _of_module(module: Any) -> list[tuple[str, Any]]:
-    """The module's tensors by name; none of one that is not whole, whatever it raises."""
+    """The module's tensors by name; none if it is not whole yet, whatever it raises."""
     try:
         return [*module.named_parameters(), *module.named_buffers()]
     except Exception:  # The program's own code runs here, and a name is no reason to fail.

@@ -8,7 +8,8 @@ is idle, so the kernel cannot give one to the thread that lost its own. If they 
 kernel does. GPT-2 at half of its memory then trains 4% faster (docs/cpu.md); a program that fits is
 no slower.
 
-OpenMP reads its variables once, when torch loads it. Imports no torch. Threads: the caller's.
+OpenMP reads its variables once, when torch loads it. This module imports no torch. Threads: the
+caller's.
 """
 
 from __future__ import annotations

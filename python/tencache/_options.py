@@ -49,7 +49,7 @@ def table() -> tuple[Option, ...]:
 
 
 def find(name: str) -> Option:
-    """The option of that name, else TypeError, as for an unknown keyword in Python."""
+    """The option of that name; raises TypeError, as for an unknown keyword, if there is none."""
     for option in table():
         if option.name == name:
             return option
@@ -62,10 +62,11 @@ def find(name: str) -> Option:
 
 
 def _similar(asked: str, names: Iterable[str]) -> list[str]:
-    """What may have been meant.
+    """The names that may have been meant.
 
-    Names with all words of the asked one ("memory" is of host_memory); else the one that is spelled
-    almost like it; else names with some of its words.
+    They are those with all words of the asked one ("memory" is a word of host_memory). If there are
+    none, it is the name that is spelled almost like the asked one, or else those with some of its
+    words.
     """
     words = set(asked.split("_"))
     with_all = [name for name in names if words <= set(name.split("_"))]

@@ -31,7 +31,7 @@ def check_output(path: Path, flag: str, *inputs: Path | None) -> None:
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Writes the file; TencacheError, which names it, if that fails."""
+    """Writes the file; raises TencacheError, which names the file, if that fails."""
     try:
         core().write_file(path.absolute(), content)
     except TencacheError as error:

@@ -3,8 +3,8 @@
 
 The stats file tells what was counted, and how memory and traffic went over the run. The trace of
 the same run adds what moved when and what waited for what; its recorded period adds what other
-budgets would do. What a source would add and is not there stands on the page, with the way to get
-it. The page holds no script and loads nothing. _page.html is its form, _charts.py draws.
+budgets would do. Where a source is missing, the page says what it would add and how to get it. The
+page holds no script and loads nothing. _page.html is its form, _charts.py draws.
 
 Figures are those of the files, rounded to three digits; nothing is guessed. Threads: none.
 """

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the page of `tencache report` is made of: sections with texts, drawings and tables.
 
-Plain values, filled in by _page.py and _page_trace.py, and shown by _page.html. Threads: any.
+These are plain values. _page.py and _page_trace.py fill them in, and _page.html shows them.
+Threads: any.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class DeviceWords:
 
 
 def device_words(stats: Mapping[str, Any]) -> DeviceWords:
-    """On the cpu backend the device tier is DRAM, and threads wait themselves."""
+    """The words for this run: on the cpu backend the device tier is DRAM, and threads wait."""
     if stats.get("backend") == "cpu":
         return DeviceWords("DRAM", "DRAM", "in DRAM", "threads", runs_ahead=False)
     return DeviceWords("device", "the device", "on the device", "the device", runs_ahead=True)

@@ -27,7 +27,7 @@ _HOW = (
 def trace_sections(
     story: Story | None, stats: Mapping[str, Any], other_trace: Path | None = None
 ) -> list[Section]:
-    """`other_trace`: what lies in the place of the run's trace and is of another run."""
+    """The two sections; `other_trace` lies in the place of the run's trace, from another run."""
     moves = Section("moves", "What moved when")
     stalls = Section("stalls", "Stalls by op and by tensor")
     if story is None:

@@ -2,7 +2,7 @@
 """Writes a trace for Perfetto's viewer (ui.perfetto.dev, or any other that reads trace events).
 
 The format is Chrome's JSON trace events: the viewer takes it, tools everywhere read and write it,
-and it needs no library. Perfetto's own protobuf is smaller, but a trace of tencache has some
+and it needs no library. Perfetto's own protobuf is smaller, but a trace of tencache has a few
 hundred thousand events at most, and the `perfetto` package would be a dependency of every install.
 
 What there is to see:

@@ -5,8 +5,8 @@
 describes the format, "tencache-period" version 1. The file is read line by line into flat arrays,
 the form in which the core plans it, so a period of a million ops takes a few dozen megabytes. Each
 line's references are checked as it is read: an error names the file, the line, the problem and the
-remedy. A period that shall be followed in this run needs more than one that is only planned: the
-order in which each op names its tensors. Threads: none of its own.
+remedy. A period that this run is to follow needs more than one that is only planned: the order in
+which each op names its tensors. Threads: none of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Period:
     struct: PeriodStruct
     op_count: int
     tensor_count: int
-    # 0: the file does not say
+    # In these six figures 0 means that the file does not say.
     read_bytes_per_s: float
     write_bytes_per_s: float
     read_work_ns_per_byte: float

@@ -24,7 +24,7 @@ _HOST_HEADROOM = "1/16"  # kHostHeadroomShare of the core
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of "5GB/s", "800 MiB/s"; raises OptionError for others, as for bits."""
+    """Bytes per second of "5GB/s", "800 MiB/s"; raises OptionError for all else, also for bits."""
     if re.search(r"[KMGTP]i?b", text):
         raise OptionError(f"{text!r} counts bits: write it in bytes, as 5GB/s or 800MB/s.")
     try:
@@ -83,7 +83,7 @@ class Pipe:
         """The given disk, else the recording's, behind the link if one is given.
 
         With host memory all speeds must be given: a recording knows only one tier's. For several
-        GPUs the disk's must be: of the disk alone each gets less.
+        GPUs those of the disk must be given: each GPU gets a part of the disk, but a whole link.
         """
         part = _part_of_one_gpu(period, given)
         if part.host_bytes:

@@ -3,11 +3,11 @@
 
 The core plans a period for one budget and one disk and predicts what would happen (planner and
 simulator, allocator/learn). We ask it for several budgets: those of the command, the smallest that
-is never exceeded and, by bisection, the cheapest that costs less than 5%. Without host memory, the
-link between device and host and the disk behind it form one pipe, as wide as the narrower of the
-two. With host memory, bytes that leave the device go over the link to host memory, and on to the
-disk below if they do not fit there. Where several GPUs share these, one GPU is planned, with its
-part of them (_pipe.py).
+is never exceeded and, by bisection, the smallest whose step takes at most 5% longer than computing
+alone. Without host memory, the link between device and host and the disk behind it form one pipe,
+as wide as the narrower of the two. With host memory, bytes that leave the device go over the link
+to host memory, and on to the disk below if they do not fit there. Where several GPUs share these,
+one GPU is planned, with its part of them (_pipe.py).
 
 Units: bytes, nanoseconds and bytes per second; seconds in the JSON. Threads: `predict_all` asks the
 core from several at once; the rest runs on the caller's.
@@ -102,7 +102,7 @@ class Prediction:
 
     @property
     def versus_bound(self) -> float | None:
-        """Step time over the bound; None above the budget, where it does not hold."""
+        """Step time over the bound; None if there is no bound, or the period exceeds the budget."""
         holds = self.bound_step_ns and not self.over_budget_bytes
         return self.step_ns / self.bound_step_ns if holds else None
 

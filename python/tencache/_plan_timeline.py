@@ -10,7 +10,7 @@ Time is cut into equal stretches, about as wide as a line of the drawing. For by
 shows the largest value in it; for writing, reading and waiting, the share of it that they take; for
 drops, a mark. So short events are neither hidden nor exaggerated, and ten ops and a hundred
 thousand make drawings of the same size. The model takes the processor time of moves from all ops
-alike; it stands at the end of the axis, so that the axis is as long as the step.
+alike; that time stands at the end of the axis, so that the axis is as long as the step.
 """
 
 from __future__ import annotations

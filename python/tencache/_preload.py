@@ -6,8 +6,9 @@ with it (docs/guard.md). The preload library enables tencache in programs that d
 they Python or C++ (docs/cpp.md). `tencache preload` names what a program needs here; `tencache run`
 sets the variable itself. Both expect a settled backend (`_backend.settle`).
 
-Programs that such a program starts inherit the variable, as they do the options. Imports no torch.
-Threads: any; everything here is a function of its arguments and of the core's options.
+Programs that such a program starts inherit the variable, as they do the options. This module
+imports no torch. Threads: any; everything here is a function of its arguments and of the core's
+options.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def _stat_text(name: str, value: object) -> str:
 def finish(stats: Mapping[str, Any], files: Mapping[str, Path], quiet: bool, library: Core) -> None:
     """Writes the requested files, then prints the summary unless quiet.
 
-    `files` are by the name of their option: `record` is this process's own file, the others are
-    what the user named. Even if quiet, says so when a requested period was not written.
+    `files` has paths by the name of their option: `record` is this process's own file, the others
+    are what the user named. Even if quiet, a line says which file was not written.
     """
     if "stats" in files:
         content = (json.dumps(stats, indent=2) + "\n").encode()

@@ -259,7 +259,7 @@ def check_output_files(library: Core) -> None:
 
     Tries each; raises OptionError if one could not be written, or would take the place of another
     file of this run: after hours of training it is too late. A worker of multiprocessing, whose
-    names are longer than its parent's, goes without the file instead: its end could end the
+    names are longer than its parent's, goes without the file instead: an error there could end the
     training.
     """
     taken = _input_files(library)

@@ -154,7 +154,7 @@ class Story:
                 yield change.at_ns, change.extent, "device", 0
 
     def _first_places(self) -> dict[int, tuple[str, int]]:
-        """What was cold before the first move: that of which the first move tells so."""
+        """The extents that were cold at first: those whose first move comes from a lower tier."""
         first: dict[int, tuple[str, int]] = {}
         for move in self.moves:
             first.setdefault(move.extent, (move.source, move.bytes))

@@ -201,8 +201,8 @@ _COLUMNS = (
 )
 
 
-# The columns that a narrow table leaves out, least worth first. The lines below the table tell the
-# program of each process.
+# The columns that a narrow table leaves out, the least useful first. The lines below the table tell
+# the program of each process.
 _LEFT_OUT_FIRST = (
     "program",
     "steps",
@@ -231,12 +231,12 @@ def to_json(look: Look, shown: Mapping[Key, Rates | None]) -> dict[str, Any]:
 
 
 def is_screen(console: Console) -> bool:
-    """Whether the console can be redrawn, as a terminal. FORCE_COLOR alone makes a file none."""
+    """Whether the console can be redrawn, as a terminal can. FORCE_COLOR gives a file no screen."""
     return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
 def fit(console: Console) -> int | None:
-    """Makes the console as wide as a table may be, and returns that; None: as wide as need be."""
+    """Makes the console as wide as a table may be; returns that width, or None for no limit."""
     columns = os.environ.get("COLUMNS", "")
     said = int(columns) if columns.isdecimal() else 0
     if not is_screen(console):

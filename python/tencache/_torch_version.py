@@ -103,7 +103,7 @@ def why_no_shim(torch: TorchVersion) -> str | None:
 def why_no_cuda_shim(torch: TorchVersion) -> str | None:
     """Why there is no library for the GPU memory of that torch, as a clause; None if there is.
 
-    There is a library for its other memory.
+    The clause presumes a library for that torch's other memory (why_no_shim).
     """
     from tencache._build_info import CUDA_SHIMS
 

@@ -2,8 +2,8 @@
 """Reads a trace file: the events that the recorder kept, one JSON object a line.
 
 The core writes the file when the program ends under `--trace FILE` and describes its format
-(allocator/learn/trace_writer.h): a line about the file, then events in order of time. Reads and
-writes belong to the op that began last on their thread. This module works that out, and how long
+(allocator/learn/trace_writer.h): a line about the file, then events in order of time. An event
+belongs to the innermost op that is open on its thread. This module works that out, and how long
 each op took. Moves between tiers belong to no thread. Everything is a generator, so a file of any
 length is shown without being held in memory. A line that is not an event is an error that names
 file and line. Threads: none of its own.

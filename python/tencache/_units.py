@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sizes, times and rates as people read them; everywhere else bytes and seconds are the units.
 
-Pure functions; imports nothing of the package. Threads: any.
+These are pure functions. This module imports nothing of the package. Threads: any.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ MODULE, FUNCTION = "transformers.modeling_utils", "caching_allocator_warmup"
 
 
 def install() -> None:
-    """From now on, and when transformers is imported later, the function does nothing."""
+    """From now on the function does nothing, also if transformers is imported later."""
     when_imported(MODULE, FUNCTION, patch)
 
 

@@ -136,7 +136,7 @@ def groups(rank: int) -> None:
     own = parts[rank].cuda()
     received = torch.empty(SIZE, device="cuda")
     peer = 1 - rank
-    # Both send first: alone, each would wait for the other's receive.
+    # Both send first: without a group, each would wait for the other's receive.
     both = [dist.P2POp(dist.isend, own, peer), dist.P2POp(dist.irecv, received, peer)]
     for work in dist.batch_isend_irecv(both):
         work.wait()
@@ -159,7 +159,7 @@ def groups(rank: int) -> None:
         work.wait()
     check(first, parts[0] + parts[1], "first")
     check(second, parts[0] + parts[1], "second")
-    # Uses one communicator in two streams.
+    # One communicator is used in two streams.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     again = own.clone()
@@ -323,7 +323,7 @@ def ddp(rank: int) -> list[torch.Tensor]:
     from torch.nn.parallel import DistributedDataParallel
 
     module = model()
-    module[0].register_module("unused", torch.nn.Linear(768, 768))  # in any forward pass
+    module[0].register_module("unused", torch.nn.Linear(768, 768))  # no forward pass uses it
     module.cuda()
     wrapped = DistributedDataParallel(
         module, device_ids=[rank], bucket_cap_mb=4, find_unused_parameters=True

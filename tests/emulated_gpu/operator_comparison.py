@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):
 
 
 def variants(call: Call) -> Iterator[Call]:
-    """The same call with out=, and in place."""
+    """The call's variants with out= and in place, as far as such operators exist."""
     arguments = call.operator._schema.arguments
     if any(argument.alias_info is not None for argument in arguments):
         return
@@ -178,7 +178,7 @@ def variants(call: Call) -> Iterator[Call]:
     if not all(isinstance(result, torch.Tensor) for result in results):
         return
     if name_of(call.operator) in WIDER_ON_CUDA and results[0].dtype != torch.float32:
-        return  # out= fits only one of them
+        return  # out= fits the type of only one of the devices
     for overload in (getattr(packet, name) for name in packet.overloads()):
         outs = [argument.name for argument in overload._schema.arguments if argument.is_out]
         others = [argument.name for argument in overload._schema.arguments if not argument.is_out]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """libcuda.so.1 of the emulated GPU by itself.
 
-The tests check its answers before cuInit and in a child, its refusals, and whose memory a copy
-between two GPUs may touch. All programs but one know no torch.
+The tests check its answers before cuInit and in a child, its refusals, how the process ends, and
+whose memory a copy between two GPUs may touch. All programs but one know no torch.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ assert cuda.cuGetProcAddress(b"cuNoSuchFunction", byref(function), 11000, c_uint
 
 
 def test_the_process_ends_after_the_work_that_is_running(tmp_path: Path) -> None:
-    """Queued work behind the running one is dropped. The shell asks whether the process lives."""
+    """Work queued behind the running work is dropped. The shell asks if the process lives."""
     program = """
 import sys, time
 libc = ctypes.CDLL(None)

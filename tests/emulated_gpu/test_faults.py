@@ -27,7 +27,7 @@ TIMEOUT_S = 240
 # docs/troubleshooting.md has this text.
 NOTHING_GOES_TO_DISK = "cold tensors cannot go from host memory to disk: …"
 
-# 12 tensors of 8 MiB: 40 MiB on the GPU, a quarter of the rest in host memory, the others on disk.
+# 12 tensors of 8 MiB. The GPU may hold 40 MiB and host memory 24 MiB; the others are on disk.
 PRELUDE = """
     import ctypes, errno, struct, sys, tencache, torch
     driver = ctypes.CDLL("libcuda.so.1")

@@ -60,7 +60,7 @@ def test_quotients_of_integers_have_the_default_type_of_their_moment() -> None:
         i, j = (torch.arange(1, 9, device=device) * k for k in (1, 3))
         first = torch.get_default_dtype()
         results = [i / j]
-        torch.cuda.synchronize()  # a kernel finds the type of its launch
+        torch.cuda.synchronize()  # the kernel runs before the default type changes
         torch.set_default_dtype(torch.float64)
         try:
             results.append(i / j)

@@ -262,8 +262,8 @@ def earlier_states_of_a_pool() -> Any:
     pool = memory.MemPool()
 
     def blocks() -> list[Any]:
-        # Requested sizes are left out: in an earlier state, PyTorch's own allocator takes a block's
-        # size for the requested one.
+        # Requested sizes are left out: once PyTorch's own allocator has gone back to an earlier
+        # state, it takes a block's size for the requested one.
         return sorted(
             [segment["total_size"], *((b["size"], b["state"]) for b in segment["blocks"])]
             for segment in pool.snapshot()
@@ -279,7 +279,7 @@ def earlier_states_of_a_pool() -> Any:
     results.append(blocks())
     storages = [tensor.untyped_storage()._cdata for tensor in stale]
     torch._C._cuda_setCheckpointPoolState(0, state, storages, [])
-    # Going back also takes dead blocks for a moment, which totals and peaks count.
+    # Going back also allocates dead blocks for a moment, which totals and peaks count.
     counts = stats("allocat", "active", "inactive_split")
     results.append({name: n for name, n in counts.items() if name.endswith(".current")})
     alive = {tensor.data_ptr() for tensor in kept}

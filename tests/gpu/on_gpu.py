@@ -43,10 +43,11 @@ __all__ = [
 ]
 
 IS_EMULATED = "EMULATED_GPU_OPERATORS" in os.environ
-# Workspaces of matrix products are deterministic and small: they are no tensors and never leave.
 GPU = {
     "PROGRAM_DEVICE": "cuda",
     "PROGRAM_EMULATED": "1" if IS_EMULATED else "0",
+    # This makes the workspaces of matrix products deterministic, and small: they are no tensors and
+    # never leave.
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
     # The server that forks the programs must not start CUDA, whoever asks whether there is a GPU.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",

@@ -25,7 +25,7 @@ from test_programs import SWITCH, missing
 
 pytestmark = [
     pytest.mark.skipif(missing() != "", reason=missing()),
-    pytest.mark.xdist_group("memory_functions"),  # one process makes the calls
+    pytest.mark.xdist_group("memory_functions"),  # one pytest process has the calls made
 ]
 
 CALLS = Path(__file__).parent / "memory_calls.py"

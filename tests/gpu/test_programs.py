@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of tests/python on a GPU: the same bits as stock PyTorch, within the budget.
 
-Some tests show what only a GPU can tell of pinned memory.
+More tests show what only a GPU can tell: of pinned memory, of ops with kernels for GPUs alone, and
+of kernels that no op announces.
 
 The programs are wider than on the cpu (exact.wide), so that parameters are extents: these have at
 least 2 MiB, because a GPU maps no less at once. Otherwise the tests are those of

@@ -64,7 +64,7 @@ def run_command(
 def output_of(
     command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """What a command prints on stdout, which must end well."""
+    """What a command prints on stdout; the command must end with status 0."""
     done = run_command(command, cwd=cwd, env=env)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -3,7 +3,8 @@
 
 A program is one of tests/python/programs: an ordinary script that writes exact results as JSON.
 Each pytest process measures its stock results and its peak once. The peak is the highest sum of its
-tensors' bytes in a stock run, as torch's own memory profiler reports it; budgets are shares of it.
+tensors' bytes in a stock run, as torch's memory profiler, or on a GPU torch's allocator, reports
+it; budgets are shares of it.
 A pytest process runs one program at a time, in a child of its preforked server (prefork.py) or,
 with fresh=True, as `python program.py`.
 """
@@ -27,8 +28,8 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 EXTENT_MIN = "16KiB"
 BOUNDLESS = "64GiB"
 # The profiler follows the main thread and autograd's threads, but not those that a program starts.
-# This sum is two models of 189 k parameters with gradients and Adam's state, activations, three
-# matrices.
+# So the peak of such a program is given here: two models of 189 k parameters with gradients and
+# Adam's state, activations, three matrices.
 PEAKS_BYTES = {"threads": 8 << 20}
 
 
@@ -54,7 +55,7 @@ def environment_for(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Harness:
-    """Runs programs and remembers their stock results and peaks. One per session; close() ends it.
+    """Runs programs; remembers their stock results and peaks. A session has one; close() ends it.
 
     `base` is set for every run, stock or not (PROGRAM_DEVICE).
     """

@@ -2,7 +2,7 @@
 """Runs programs in forked children of a process that has already imported what they need.
 
 Importing torch takes two seconds, transformers eight more; most programs here take one. The server
-is told which of IMPORTS it shall do. It only imports: it makes no tensor, runs no op and starts no
+is told which of IMPORTS it is to do. It only imports: it makes no tensor, runs no op and starts no
 thread pool, and tencache is not enabled in it. Each child sets its variables and calls the entry
 points of torch.backends, which `import torch` calls last. From there on it is what `python
 program.py` would be.
@@ -130,7 +130,8 @@ def main():
         print("once", flush=True)
         become(json.loads(sys.stdin.readline()))
         return
-    gc.freeze()  # a child need not look at what was imported, which would copy it, when it ends
+    # Otherwise a child would look at all that was imported when it ends, and so copy it.
+    gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:
         job = json.loads(line)

@@ -37,7 +37,7 @@ class Job:
 
 
 class PreforkedServer:
-    """Starts at the first program. close() ends it."""
+    """A server process, which the first program starts and close() ends."""
 
     def __init__(self, imports: str, environment: Mapping[str, str]) -> None:
         self._imports = imports  # which of prefork.IMPORTS it does

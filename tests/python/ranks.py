@@ -17,7 +17,7 @@ def run_processes(
 ) -> tuple[list[int], list[str]]:
     """Runs Python with each rank's arguments, all at once; returns exit statuses and outputs.
 
-    Leaves none running.
+    No rank is left running.
     """
     ranks = [
         subprocess.Popen(

@@ -34,7 +34,7 @@ PRELUDE = """
     def filled(count=COUNT):
         return [torch.from_numpy(values(seed)) for seed in range(count)]
 """
-# What the program has loaded is in `tensors`; the bytes of all are one line of its output.
+# What the program has loaded is in `tensors`; a digest of all their bytes is a line of its output.
 VERDICT = """
     digest = hashlib.sha256()
     for tensor in tensors:
@@ -334,6 +334,6 @@ def test_small_tensors_that_stay_are_blamed_for_an_exceeded_budget(run_forked: R
         env={**ON, "TENCACHE_DEVICE_MEMORY": "32MiB"},
     )
     warnings = [line for line in done.stderr.splitlines() if "over_budget" in line]
-    assert warnings  # again as the excess doubles
+    assert warnings  # another one comes whenever the excess has doubled
     for warning in warnings:
         assert "of tensors smaller than" in warning and "--extent-min" in warning, warning

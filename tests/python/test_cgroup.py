@@ -3,7 +3,8 @@
 
 The limit is what the process needs without tensors, plus half of what the tensors need. The kernel
 kills stock PyTorch there. Under tencache the same script ends with the losses, parameters and
-optimizer state of a stock run outside the cgroup. Needs root and the memory controller (v1 or v2).
+optimizer state of a stock run outside the cgroup. The test needs root and the memory controller (v1
+or v2).
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def test_interpreter_is_found_through_the_first_line(tmp_path, monkeypatch):
     assert _cli.interpreter_of(str(python)) == str(python)
 
 
-# This opens what the interpreter needs before it loses the right to.
+# The program opens what the interpreter needs while it still may.
 BECOME_NOBODY = """
 import os, sys
 from tencache import _cli
@@ -445,7 +445,7 @@ def test_doctor_as_a_table_shows_the_same(run_tencache):
     assert done.returncode == 0, done.stderr
     assert "Nothing is blocked" in done.stdout
     assert "device memory" in done.stdout
-    assert "chunk share" not in done.stdout  # it has its default
+    assert "chunk share" not in done.stdout  # the option has its default
     disk = ("disk", "io uring", "registered buffers", "direct io")
     for part in ("memory", "default device budget", *disk, "gpu", "torch"):
         assert part in done.stdout

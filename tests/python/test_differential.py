@@ -8,8 +8,9 @@ unannounced, since none of these programs reads or writes tensors behind the dis
 copy their results out with an op).
 
 The tests marked `repeated` are those that show least: chaos at a higher budget, where whatever can
-leave leaves after each op, too; plain runs at 75%, beside those at 50 and 25%; and two stock runs,
-whose bits differ only where the comparisons fail.
+leave leaves after each op, too; plain runs at 75%, beside those at 50 and 25%; and two stock runs:
+if their bits differed, the comparisons would fail, too.
+
 The tests that are not marked `slow` are one run of each program in chaos at the lowest budget,
 where everything leaves and comes back most often, and three plain ones. What the others add (which
 tensors leave, when and how many at a time) is decided below the C ABI, which knows no torch.
@@ -39,7 +40,7 @@ FRESH = ("cnn_resnet", "trainer_workers", "threads")
 # Programs with accesses that no op announces, with the reason and the counts allowed.
 UNANNOUNCED: dict[str, tuple[str, int, int]] = {}
 # More variables for a program. Nobody announces ops of other threads that are under way when the
-# hooks arm, so this one arms them before it starts threads.
+# hooks arm, so the program `threads` arms them before it starts threads.
 VARIABLES: dict[str, dict[str, str]] = {"threads": {"TENCACHE_ARM_AT": "0.001"}}
 
 

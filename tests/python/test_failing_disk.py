@@ -37,7 +37,7 @@ PRELUDE = """
 
 @pytest.fixture
 def run_on(run_python: Run, faults: Path, tmp_path: Path) -> Run:
-    """Runs code on a disk that fails when the code says so; nobody waits for it."""
+    """Runs code on a disk that fails when the code says so; tencache does not wait for the disk."""
     environment = {
         "TENCACHE": "1",
         "TENCACHE_DEVICE_MEMORY": "32MiB",

@@ -322,7 +322,7 @@ def test_op_that_needs_more_than_the_budget_goes_over_it_and_says_so(run_python:
         """,
         env={**ON, "TENCACHE_DEVICE_MEMORY": "10MiB"},
     )
-    warnings = lines_of(done, "warning:")  # again as the excess doubles
+    warnings = lines_of(done, "warning:")  # another one comes whenever the excess has doubled
     assert warnings
     for warning in warnings:
         assert "the budget of 10.0 MiB" in warning and "over_budget" in warning, warning

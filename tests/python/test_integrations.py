@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of training frameworks: at a budget below what they need, they give the bits that
-they give without tencache, and show its figures where the framework shows its own.
+they give without tencache, and show tencache's figures where the framework shows its own.
 
 Each example runs as the documents say: started by `tencache run` or, for stock, plainly.
 """

@@ -118,7 +118,7 @@ def test_host_memory_stands_between_link_and_disk(predict, run_tencache):
     # The disk is never used; the link decides.
     assert nanoseconds(all_of_it["step_s"]) == 480
     assert all_of_it["bytes_below_host"] == {"read": 0, "written": 0}
-    # This holds two of the four tensors, and what is kept free.
+    # 24 bytes of host memory hold two of the four tensors, and what is kept free.
     report = predict("25%", *arguments, "--host-memory=24", text=text)
     (part,) = report["predictions"]
     assert part["step_s"] > all_of_it["step_s"]
@@ -240,9 +240,10 @@ def weights_lines(layers=8):
             "8GB",
             ["--link=16GB/s", "--host-memory=32GB", "--disk=2GB/s"],
             # The disk begins to write when host memory holds 28 of 32 GB, 5.6 s after the start at
-            # best, and has to write 24 GB at 2 GB/s before the last layer has room: 17.6 s, where
-            # the forward pass takes 12.8 of the 38.4 s. So 1.125 is the least. Writing from the
-            # first layer on would hide it all, but host memory writes nothing ahead of need.
+            # best. It has to write 24 GB at 2 GB/s before the last layer has room. That is at 17.6
+            # s, but the forward pass takes only 12.8 of the 38.4 s. So 1.125 is the least. Writing
+            # from the first layer on would hide it all, but host memory writes nothing ahead of
+            # need.
             1.15,
             1.15,
         ),

@@ -87,7 +87,7 @@ def test_a_python_program_trains_under_its_budget(
 
 
 def maps(command: list[str], folder: Path) -> str:
-    """What a program writes that writes its own mappings, beside nothing else."""
+    """The mappings that a program writes to stdout; it must write nothing to stderr."""
     done = run_command(command, cwd=folder, env=PRELOADED)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

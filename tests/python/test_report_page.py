@@ -136,7 +136,7 @@ def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
     assert "--stats" in page.sections["memory"]
     assert "--trace FILE" in page.sections["moves"]
     assert "--record FILE" in page.sections["budgets"]
-    # The same with the run's files, which are given now.
+    # With the run's files given, the page lacks neither.
     run_tencache(
         tmp_path,
         *("report", "old.json", "-o", "page.html"),
@@ -148,7 +148,7 @@ def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
 
 
 def copy_with_run_id(path, folder, run_id):
-    """The file with another run in its first line; None: with none, as of an earlier build."""
+    """Copies the file with that id in its first line, or with none, as earlier builds wrote it."""
     first, *others = path.read_text().splitlines()
     header = {**json.loads(first), "run_id": run_id}
     if run_id is None:

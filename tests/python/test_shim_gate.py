@@ -13,8 +13,8 @@ from importlib.metadata import version
 import pytest
 from conftest import Finished
 
-# Blocks of 4 KiB are extents, the first one arms the hooks, and nothing leaves by itself. Without
-# plans nothing that no op names comes back, which would hide what the gate misses.
+# Blocks of 4 KiB are extents, the first one arms the hooks, and nothing leaves by itself. Plans are
+# off: a tensor that came back ahead of its use would hide that the gate missed it.
 EXTENTS = {
     "TENCACHE_DEVICE_MEMORY": "256MiB",
     "TENCACHE_EXTENT_MIN": "4KiB",

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from conftest import Finished, run_command
 
-# Two runs of all operators serve all these tests.
+# The fixtures are two runs of all operators, which several tests share; one process keeps them.
 pytestmark = pytest.mark.xdist_group("list_split")
 
 OPERATORS = Path(__file__).with_name("list_operators.py")

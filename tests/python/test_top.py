@@ -177,8 +177,8 @@ def test_rates_are_those_between_two_looks():
         engine_of(fetched=300, evicted=50, stall_ns=2 * 10**9, early_fetches=4, late_fetches=1),
     )
     assert _top.rates(now, before) == _top.Rates(100.0, 0.0, 0.5, 0.75)
-    # Without a look before, rates are those since the start; without news since then there are
-    # none.
+    # Without an earlier look, rates are those since the start. Without news since the earlier look,
+    # there are no rates.
     assert _top.rates(now, None) == _top.Rates(25.0, 50 / 12, 2 / 12, 0.8)
     assert _top.rates(now, now) is None
     idle = (20.0, now[1])

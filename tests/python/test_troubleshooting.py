@@ -122,7 +122,7 @@ OF_COMMANDS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-# The same with variables: its value, and arguments that do not matter.
+# Each message with the variable, and its value, that makes `tencache run` say so.
 OF_VARIABLES: Mapping[str, tuple[str, str]] = {
     'There is no option "…". Did you mean "…"…?': ("TENCACHE_MEMORY", "1GiB"),
     "TORCH_DEVICE_BACKEND_AUTOLOAD=… stops torch from loading extensions, …": (
@@ -153,7 +153,7 @@ OF_LIMITS: Mapping[str, tuple[str, ...]] = {
 }
 
 # What the shell and Python say where tencache is not: a command line of bash, in which "$0" is
-# Python. Without its site packages it is like another one.
+# Python. With -S, Python lacks its site packages, like a Python that has no tencache.
 OF_SHELL: Mapping[str, str] = {
     "tencache: command not found": "PATH=/nowhere; tencache doctor",
     "ModuleNotFoundError: No module named 'tencache'": '"$0" -S -c "import tencache"',

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """benchmarks/gpu: a part that fails or hangs costs the others nothing, and steps are measured.
 
-All results so far are then on disk. The parts themselves need a GPU.
+After each part all results so far are on disk. The parts themselves need a GPU.
 """
 
 from __future__ import annotations

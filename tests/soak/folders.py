@@ -40,7 +40,7 @@ class Folder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def trace_left(self) -> str:
-        """Waits until nothing is left, for a while; "" if so, else what is left."""
+        """Waits for a while until nothing is left; returns "" then, else what is left."""
         end_s = time.monotonic() + PATIENCE_S
         while (left := self._left()) and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -75,7 +75,7 @@ class LoopFolder(Folder):
             self.path.rmdir()
 
     def check(self) -> str:
-        """Unmounts the disk, which needs that no file is open; asks e2fsck; mounts it again."""
+        """Unmounts the disk, which only works while no file is open; asks e2fsck; mounts again."""
         try:
             self._unmount()
             _command("e2fsck", "-f", "-n", str(self._image))

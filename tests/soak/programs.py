@@ -117,8 +117,8 @@ def fork_storm(marks: Marks, *, device: str, steps: int, ways: list[str]) -> Non
     wanted = digest_of(kept)
     training = Training(device)
     # The first step comes before any fork: it initialises static variables, which registers their
-    # destructors. A child that is forked at such a moment of another thread hangs in exit(), since
-    # the C library does not free its lock there, whatever allocator a program has.
+    # destructors. A child that is forked while another thread does that hangs in exit(): the C
+    # library does not free its lock in the child, whatever allocator a program has.
     training.step(0)
     marks.step()
     thread = threading.Thread(target=run_steps, args=(training, marks, range(1, steps)))
@@ -247,7 +247,7 @@ def spill_file() -> str:
 def flip(place: float, bit: int) -> int:
     """Changes a bit of the spill file behind tencache's back; returns its offset.
 
-    Slots lie at the file's begin, so `place` is a share of what the disk tier has held.
+    Slots lie from the start of the file on, so `place` is a share of what the disk tier has held.
     """
     descriptor = os.open(spill_file(), os.O_RDWR)
     offset = int(place * tencache.stats()["peak"]["disk"])

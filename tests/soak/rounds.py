@@ -20,7 +20,8 @@ from zygote import Done, Job, Zygote
 
 RIGHT, MESSAGE, CUT, FAILED = "right bits", "clear message", "cut short", "FAILED"
 
-# Budgets that the programs exceed: they take 24 MiB and 54 MiB, and more.
+# Budgets that the programs exceed: their parameters, gradients and optimizer state take 24 MiB and
+# 54 MiB, and the results of list operators come on top.
 BUDGETS = {
     "cpu": {"TENCACHE_DEVICE_MEMORY": "12MiB", "TENCACHE_EXTENT_MIN": "256KiB"},
     "cuda": {"TENCACHE_DEVICE_MEMORY": "64MiB", "TENCACHE_HOST_MEMORY": "16MiB"},

@@ -3,7 +3,7 @@
 """Soaks: training while something goes wrong around it, for as long as one likes.
 
 Each soak plays rounds on the cpu backend and, beside it, on cuda on an emulated GPU. Without
-options the number of rounds is fixed and small, as in CI. With --minutes it goes on for so long.
+options the number of rounds is fixed and small, as in CI. With --minutes it goes on for that long.
 The outcome of a round is right bits, a clear message, or a program that the soak itself killed and
 that left nothing behind; anything else is a failure, and the line that repeats it is printed. The
 table at the end also goes to results.md and results.json.
@@ -49,7 +49,7 @@ FAILURES_SHOWN = 5  # of one soak; a soak with more is given up
 
 WIDTH = 120  # of the table, where the output is no terminal
 
-# This is set when the soaks shall end after the rounds under way: one has raised, or the user asks
+# This is set when the soaks are to end after the rounds under way: one has raised, or the user asks
 # for it.
 stopping = threading.Event()
 console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)

@@ -11,8 +11,8 @@ Protocol: each line on stdin is a JSON object, a `Job` of zygote.py; the answer 
 
 A program writes marks into a pipe: '.' after a step, '+' or '-' from a forked child that found
 right or wrong bytes, '!' for a fault that was made. The end of the pipe says that the last process
-of the program has ended, orphans included. The zygote kills the program if it is told to: after so
-many steps and a pause.
+of the program has ended, orphans included. The zygote kills the program if it is told to: after a
+number of steps and a pause.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def end_group(child: int) -> None:
 
 
 def main() -> None:
-    gc.freeze()  # a child need not look at what was imported, which would copy it, when it ends
+    # Otherwise a child would look at all that was imported when it ends, and so copy it.
+    gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     print("ready" if threads == 1 else f"{threads} threads", flush=True)
     for line in sys.stdin:

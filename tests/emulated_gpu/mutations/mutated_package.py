@@ -110,7 +110,7 @@ class MutatedPackage:
             capture_output=True,
             text=True,
         ).stdout.splitlines()[-1]
-        # ": && g++ … && :"
+        # Ninja's line is ": && g++ … && :".
         return [word for word in shlex.split(line) if word not in (":", "&&")]
 
     def _run(self, words: list[str]) -> None:

@@ -296,7 +296,7 @@ def graph() -> None:
 
 @program
 def guarded_graph() -> None:
-    """The same where the launch guard sees the capture; it cannot see the replays."""
+    """Runs `graph` where the launch guard sees the capture; the guard cannot see the replays."""
     graph()
 
 
@@ -403,8 +403,8 @@ def fetched_elsewhere() -> None:
     others = [full(16, 0) for _ in range(5)]  # they make all tensors leave
     del others
     torch.cuda.empty_cache()
-    # The tensors come back, and their copies stay. In a row, what comes next would be fetched on a
-    # guess, and whoever wants room waits for that.
+    # The tensors come back, and their copies stay. If they came back in a row, tencache would fetch
+    # the next one on a guess, and whoever wants room waits for that.
     sums = {index: tensors[index].sum() for index in (2, 0, 3, 1)}
     sum_elsewhere = torch.zeros((), device="cuda")
     with held_copies():

@@ -51,7 +51,10 @@ for _name in _OF_ONE_MKL.split():
 
 
 def wide(width, least=1024, emulated=LEAST_OF_OBLONG):
-    """The width, or on a GPU a multiple of at least `least`, or `emulated` on an emulated GPU."""
+    """The width, or on a GPU its first multiple that is at least `least`.
+
+    On an emulated GPU, `emulated` is enough.
+    """
     if DEVICE == "cpu":
         return width
     least = min(least, emulated) if IS_EMULATED else least
@@ -95,7 +98,7 @@ class Results:
         self.values[name] = sha256(value)
 
     def tokens(self, name, value):
-        """A tensor of token numbers, as numbers: small, and readable if they differ."""
+        """Adds a tensor of token numbers as numbers: few, and readable if they differ."""
         shape = tuple(value.shape)
         self.values[name] = to_bytes(value).view(np.int64).reshape(shape).tolist()
 
@@ -109,7 +112,7 @@ class Results:
             self._nested(f"{name}.{index}", state)
 
     def _nested(self, name, value):
-        """Tensors and numbers in nested dictionaries and lists (such as the state of LBFGS)."""
+        """Adds tensors and numbers in nested dictionaries and lists (such as LBFGS's state)."""
         if isinstance(value, torch.Tensor):
             self.tensor(name, value)
         elif isinstance(value, dict):

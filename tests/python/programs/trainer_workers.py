@@ -24,7 +24,7 @@ class Blocks(torch.utils.data.Dataset):
 
 def main():
     if DEVICE != "cpu":
-        torch.set_default_device(None)  # the Trainer itself brings model and batches to it
+        torch.set_default_device(None)  # the Trainer itself brings model and batches to the GPU
     torch.manual_seed(15)
     results = Results()
     config = GPT2Config(

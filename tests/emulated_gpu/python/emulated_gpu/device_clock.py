@@ -60,8 +60,9 @@ def late() -> int:
 def lag_s() -> float:
     """How long, at most since the reset, the end of a kernel or copy came after it was due.
 
-    That is how long the machine let its thread wait. The stream makes it up. But work that waits
-    for the device's end, as tencache does when it plans the next copy, starts that much later.
+    That is how long the machine let its thread wait. The stream makes up for it. But work that
+    waits for the device's end, as tencache does when it plans the next copy, starts that much
+    later.
     """
     longest = _driver().emulated_gpu_lag_s
     longest.restype = ctypes.c_double
