@@ -270,7 +270,7 @@ def grouped(rank: int) -> list[torch.Tensor]:
 def broken(rank: int) -> list[torch.Tensor]:
     """A kernel of rank 0 fails before anybody has asked whether a Work is complete.
 
-    The ranks end by their own hand.
+    Both ranks end with os._exit().
     """
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.ones(LARGE, device="cuda")
@@ -323,7 +323,7 @@ def ddp(rank: int) -> list[torch.Tensor]:
     from torch.nn.parallel import DistributedDataParallel
 
     module = model()
-    module[0].register_module("unused", torch.nn.Linear(768, 768))  # in any forward pass
+    module[0].register_module("unused", torch.nn.Linear(768, 768))  # no forward pass uses it
     module.cuda()
     wrapped = DistributedDataParallel(
         module, device_ids=[rank], bucket_cap_mb=4, find_unused_parameters=True
