@@ -116,7 +116,7 @@ TEST_F(AbiTest, APeriodToFollowIsGivenBeforeStart) {
     const FlatPeriod flat(trace);
     const auto learn = [&] { return tencache_learn_from(flat.get(), flat.op_names(), &error_); };
     ASSERT_EQ(learn(), TENCACHE_OK) << error_.message;
-    // Options are read anew after an attempt to start that has failed.
+    // After a start that failed a program reads its options anew, and then gives the period again.
     ASSERT_EQ(tencache_read_environment(&error_), TENCACHE_OK);
     ASSERT_EQ(learn(), TENCACHE_OK) << error_.message;
     start();

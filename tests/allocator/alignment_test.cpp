@@ -51,7 +51,7 @@ TEST(AlignmentTest, ALongInsertionLeavesBothSidesAligned) {
   for (size_t index = 20; index < 50; ++index) EXPECT_EQ(found[index + 5000], index);
 }
 
-// Entries are all different, so every correspondence that is found must be right, and most must be
+// Entries are all different, so every correspondence that is found must be right. Most must be
 // found.
 TEST(AlignmentTest, RandomEditsAreFound) {
   Random random;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether any thread blocks a signal: it is found in any thread, and gone with the thread.
+// Whether any thread blocks a signal: that is found out whichever thread it is, and is over once
+// the thread has ended.
 #include "platform/blocked_signals.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +60,7 @@ TEST(BlockedSignalsTest, ThreadsThatComeAndGoDoNotCount) {
   coming.join();
 }
 
-// Without the C library, a thread can block its internal signals, too.
+// A thread that calls the kernel directly can block the C library's internal signals, too.
 TEST(BlockedSignalsTest, ThreadThatBlocksEverythingIsFound) {
   std::thread([] {
     const uint64_t all = ~uint64_t{0};

@@ -66,7 +66,8 @@ Plan random_plan(Random& random, const Trace& trace, const std::vector<Gap>& gap
   return plan;
 }
 
-/// What can be compared: the bound holds within the budget, and in the long run.
+/// Whether the bound applies to the simulation, which it does within the budget and in the long
+/// run.
 bool is_schedule(const Simulation& simulation) {
   return simulation.over_budget_bytes == 0 && simulation.is_steady;
 }

@@ -30,8 +30,8 @@ TEST(BoundTest, NothingHasToBeReadWhenAllFits) {
 }
 
 TEST(BoundTest, ThreeInTurnOnTwoPlaces) {
-  // Two tensors stay for two ops of three: 15 bytes a period on average, because the tensor that is
-  // needed last but one always leaves.
+  // Every other op finds its tensor: 15 bytes a period on average, because the tensor that leaves
+  // is always the one that was used just before, which is needed last.
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 20), 15u);
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 25), 7u);
 }

@@ -190,7 +190,8 @@ TEST(RegisteredBuffersTest, ThePagesOfTheRingStayPinnedOnceAllAreUsed) {
   EXPECT_EQ(result, 0);
 }
 
-/// Drops CAP_IPC_LOCK and lowers the limit below the ring. Returns false when that is not possible.
+/// Drops CAP_IPC_LOCK and lowers the limit below the ring's size. Returns false when that is not
+/// possible.
 bool lower_the_memlock_limit() {
   const rlimit limit = {1 * kMiB, 1 * kMiB};
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
@@ -227,7 +228,8 @@ TEST(RegisteredBuffersTest, ARefusedRegistrationLeavesPlainWrites) {
     const int result = run_in_child([&] {
       Result<std::unique_ptr<IoChannel>> channel = make_uring_channel(file.get(), 16);
       if (!channel.is_ok()) _exit(kSkipped);
-      // The opcode to register buffers is 0, so this refuses all of them.
+      // The opcode that registers buffers is 0, which no mask can select, so the filter refuses all
+      // opcodes.
       if (!deny_syscall(SYS_io_uring_register, error_number)) _exit(kSkipped);
       write_from_own_buffers(*channel.value(), file);
       EXPECT_EQ(pinned_bytes(), 0U);

@@ -48,7 +48,7 @@ TEST(HeapCacheTest, PagesServeAnotherSizeWhereThereIsRoomToo) {
   EXPECT_EQ(engine->budget().used(), 3 * kMiB);
 }
 
-// Every size is new, and never is more in use than the program has at once.
+// Every size is new, and no more is ever in use than the program has at once.
 TEST(HeapCacheTest, GrowingSizesTakeNoMoreThanIsLive) {
   TestEngine engine;
   uint64_t bytes = kMiB;

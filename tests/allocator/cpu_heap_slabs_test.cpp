@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Small tensors that fill the budget, with a whole engine: from a share of it on they lie in slabs,
-// which leave and come back as a whole. Few small ones stay where they were, in malloc.
+// which leave and come back as a whole. While they are few, they stay in malloc.
 #include <gtest/gtest.h>
 
 #include <atomic>

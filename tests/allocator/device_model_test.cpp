@@ -25,7 +25,7 @@ Trace three_in_turn() {
 
 class DeviceModelTest : public ::testing::Test {
  protected:
-  /// Runs an op that reads the tensor.
+  /// Runs the op of the tick, which reads one tensor.
   void run(Tick tick) {
     device_.begin_op(tick);
     device_.need_now();

@@ -61,7 +61,7 @@ class DeviceWaitsTest : public ::testing::Test {
     waits_.end(wait, kLongNs);
   }
 
-  /// The device waits this long for these fetches, after what came before.
+  /// Adds a part to the wait: the device waits this long for these fetches, after what came before.
   void add_part(DeviceWaits::Wait* wait, uint64_t device_ns, LateFetches late) {
     wait->begin_part();
     timer_.device_ns = device_ns;

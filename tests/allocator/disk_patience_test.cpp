@@ -185,7 +185,7 @@ TEST_F(DiskPatienceTest, AnEngineThatEndsDoesNotWait) {
 
 // ---- The budget while the disk takes nothing ---------------------------------------------------
 
-/// Ops that each bring one extent back and ask for a little memory, until one gets an error.
+/// Runs ops that each bring one extent back and ask for a little memory, until one gets an error.
 /// Returns how many got none.
 uint64_t run_ops(TestEngine& engine, const std::vector<char*>& addresses, Status* error) {
   uint64_t count = 0;
@@ -206,7 +206,7 @@ TEST_F(DiskPatienceTest, TheBudgetIsExceededByOneOpAndNoMore) {
   start(0, 0);
   const std::vector<char*> addresses = engine().written(60, kMiB);
   Status error;
-  // What malloc keeps of these needs no room later.
+  // What malloc keeps of this op's block needs no room later.
   ASSERT_EQ(run_ops(engine(), {addresses[59]}, &error), 1U);
   plan_->add({.error_number = EROFS});
   const uint64_t count = run_ops(engine(), addresses, &error);

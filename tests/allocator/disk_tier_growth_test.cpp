@@ -190,7 +190,7 @@ TEST_F(DiskTierGrowthTest, TheLimitOnFileSizesIsNoSpaceAndNoSignal) {
 }
 
 TEST_F(DiskTierGrowthTest, WithoutFallocateTheFileGrowsByItsLength) {
-  // The kernel's answer where the file system has none, and those of sandboxes.
+  // The kernel's answer where the file system has no fallocate, and the answers of sandboxes.
   for (const int error_number : {EOPNOTSUPP, EPERM, ENOSYS, EINVAL}) {
     const int result = run_in_child([&] {
       if (!deny_syscall(SYS_fallocate, error_number)) _exit(kSkipped);

@@ -420,7 +420,8 @@ TEST_F(FaultyDiskTest, AChannelThatCannotBeMadeIsAnError) {
 
 // ---- Many threads ----------------------------------------------------------------------------
 
-/// One thread's slots, each with the hash of the bytes last written into it.
+/// One thread's steps: takes, overwrites, reads and releases slots at random, and checks what it
+/// reads by the hash of the bytes last written.
 void run_random_steps(DiskTier& tier, uint64_t stream, int steps) {
   struct Stored {
     Slot slot;

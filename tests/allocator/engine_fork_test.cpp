@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forked children see the bytes as of the fork, whatever the parent does afterwards; they change
-// nothing of the parent's, and allocate plain memory.
+// Forked children see the bytes as they were at the fork, whatever the parent does afterwards; they
+// change nothing of the parent's, and allocate plain memory.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -450,7 +450,8 @@ TEST(RefusedChannelTest, UringSaysWhy) {
   }
 }
 
-/// Writes once over a channel in a child in which `number` fails, and checks the status there.
+/// Writes twice over a channel, in a child in which the system call `number` fails, and checks the
+/// status there.
 int write_while_refused(int number, int error_number, bool uring, StatusCode code,
                         const char* text) {
   const TestDirectory directory;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalSearch: small plans that no change of one move makes better, but others do.
+// LocalSearch: small plans that no change of one move makes better, but changes of several do.
 #include "learn/local_search.h"
 
 #include <gtest/gtest.h>
@@ -40,8 +40,8 @@ TEST(LocalSearchTest, RoomFromOneTensorLetsAnotherComeEarlier) {
   EXPECT_EQ(improved(trace, machine, plan).simulation.step_ns, trace.compute_ns());
 }
 
-// Tensor 1 has a copy in host memory and could leave for nothing. The copy goes as soon as tensor 4
-// needs its place there, so tensor 1 has to leave first.
+// Tensor 1 has a copy in host memory and could leave without a write. The copy goes as soon as
+// tensor 4 needs its place there, so tensor 1 has to leave first.
 TEST(LocalSearchTest, TheOrderOfEvictionsAfterOneOpCounts) {
   Trace trace;
   trace.op_names = {"op"};

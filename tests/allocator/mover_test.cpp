@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a mover carries out requests to evict where it moves no extent by itself: in parts. What each
-// backend does is in slot_mover_test.cpp and cuda/.
+// How the base class of the movers carries out requests to evict: in parts. What each backend does
+// is in slot_mover_test.cpp and cuda/.
 #include "engine/move/mover.h"
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 namespace tencache {
 namespace {
 
-// Five tensors of 10 bytes, each named by every second op.
+// Five tensors of 10 bytes. Every second op names the next one.
 Trace five_in_turn() {
   Trace trace;
   trace.op_names = {"op"};

@@ -33,7 +33,7 @@ class NeighboursTest : public ::testing::Test {
   const std::vector<char*> tensors_ = engine_.written(kCount, kBytes);
 };
 
-/// The object alone, over the parts of an engine that does nothing meanwhile. All tensors are cold.
+/// Neighbours alone, over the parts of an engine that does nothing meanwhile. All tensors are cold.
 class NeighbourRowTest : public NeighboursTest {
  protected:
   NeighbourRowTest()

@@ -47,7 +47,7 @@ TEST(OpSamplingTest, TakesNoMoreThanItsShare) {
   EXPECT_GE(samples * kCost, share / 5) << "and uses it";
 }
 
-// This holds whatever the program's length, and for many ticks of one digest.
+// Every tick has its turn whatever the program's length, and although all ticks have one digest.
 TEST(OpSamplingTest, EveryTickOfAProgramHasItsTurn) {
   for (const uint64_t length : {7u, 64u, 420u, 1024u}) {
     OpSampling sampling;

@@ -85,7 +85,7 @@ TEST_F(OpTimingTest, FromAnOpToTheNextTick) {
   EXPECT_EQ(timer_.take(), "begin1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
-  // An op that names no extent is no tick, and its work counts to the tick before it.
+  // An op that names no extent is no tick, and its work belongs to the tick before it.
   open_without_extents(2);
   close();
   EXPECT_EQ(timer_.take(), "");
@@ -187,7 +187,7 @@ TEST_F(OpTimingTest, AWaitCutsASpanInTwo) {
   EXPECT_EQ(timer_.take(), "begin1 end1 finish1 begin1 ");
   close();
   EXPECT_EQ(timer_.take(), "end1 ");
-  // Ops without extents wait too, and work they queue afterwards counts to the tick before them.
+  // Ops without extents wait too, and work they queue afterwards belongs to the tick before them.
   wait_for_room();
   EXPECT_EQ(timer_.take(), "end1 finish1 begin1 end1 ");
   open(2);

@@ -158,7 +158,8 @@ TEST_F(OutputFileTest, RefusedRenameLeavesNoTemporary) {
   EXPECT_EQ(names(), "");
 }
 
-// What 'run.json.unfinished' and '.run.json.PID.tmp' once were: names that others could take first.
+// Earlier versions used 'run.json.unfinished' and '.run.json.PID.tmp', names that others could take
+// first.
 TEST_F(OutputFileTest, NoNameBesideTheFileIsUsedThatOthersCouldKnow) {
   std::ofstream(path("victim")) << "victim";
   const std::string planted[] = {"run.json.unfinished", ".run.json.tmp",
@@ -368,7 +369,7 @@ TEST_F(OutputFileTest, SocketThatIsOpenIsWrittenTo) {
 TEST_F(OutputFileTest, StandardStreamsAreKnownByTheirNames) {
   EXPECT_EQ(run_in_child([this] {
               for (const auto& [name, fd] : {std::pair{"/dev/stdout", 1}, {"/dev/stderr", 2}}) {
-                // By what it leads to, this name would be that of a file.
+                // The name leads to a regular file, but must count as an open descriptor.
                 const UniqueFd log(open(path("log").c_str(), O_WRONLY | O_CREAT, 0600));
                 if (dup2(log.get(), fd) != fd) _exit(1);
                 if (!is_shared_output(name) || !try_output_file(name).is_ok()) _exit(2);

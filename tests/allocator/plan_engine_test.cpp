@@ -182,7 +182,6 @@ TEST_F(PlanEngineTest, WhatTheFirstStepMakesDoesNotKeepItsPlan) {
   expect_bytes();
 }
 
-// The second evaluation is planned, and the step's plan survives the first.
 TEST_F(PlanEngineTest, AGuessFromAnOddStepIsReplaced) {
   constexpr uint32_t kOddTicks = 4;
   train_step();
@@ -199,6 +198,7 @@ TEST_F(PlanEngineTest, AGuessFromAnOddStepIsReplaced) {
   expect_bytes();
 }
 
+// The second evaluation is planned, and the step's plan survives the first.
 TEST_F(PlanEngineTest, WhatComesBetweenStepsIsAKindOfItsOwn) {
   train_step();
   train_step();

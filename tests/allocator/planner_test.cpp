@@ -73,7 +73,7 @@ TEST(PlannerTest, NeverWorseThanWithoutAPlan) {
   }
 }
 
-/// The plan fits the trace, agrees with the simulator, and is no worse than no plan.
+/// Expects that the plan fits the trace, agrees with the simulator, and is no worse than no plan.
 void expect_sound(const Trace& trace, const Machine& limits) {
   ASSERT_TRUE(trace.validate().is_ok()) << trace.validate().message();
   const Planned planned = make_plan(trace, limits);
@@ -101,7 +101,7 @@ void expect_sound(const Trace& trace, const Machine& limits) {
   }
 }
 
-/// Checks every budget from nothing to everything.
+/// Checks budgets from nothing to everything.
 void expect_sound_plans(const Trace& trace) {
   const uint64_t peak = trace.peak_bytes();
   for (const uint64_t budget : {uint64_t{0}, uint64_t{1}, peak / 4, peak / 2, peak - 1, peak}) {

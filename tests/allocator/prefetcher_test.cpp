@@ -217,7 +217,7 @@ TEST_F(PrefetcherTest, NothingJoinsItWhileAnOpWaits) {
   EXPECT_EQ(faults_->transfers(IoDirection::kRead), 2u);
 }
 
-// Such an op reads nothing itself.
+// An op that waits for another's fetch reads nothing itself.
 TEST_F(PrefetcherTest, AnOpThatWaitsForAnothersFetchIsNoDemand) {
   const char* first = cold(1);
   Mover& mover = *engine_->mover();

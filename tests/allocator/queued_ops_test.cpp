@@ -29,7 +29,7 @@ class QueuedOpsTest : public PlanCursorFixture {
     fetched_.clear();
   }
   std::span<const uint32_t> fetches_at(Tick tick) const { return plan_->moves.fetches_at.at(tick); }
-  /// Plays from here to a tick that requests fetches, whose op it leaves open.
+  /// Plays from `tick` to the next tick that requests fetches, whose op it leaves open.
   Tick open_next_with_fetches(Tick tick) {
     for (; fetches_at(tick).empty(); ++tick) play(tick);
     fetched_.clear();

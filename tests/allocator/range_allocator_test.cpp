@@ -214,7 +214,7 @@ TEST(RangeAllocatorTest, RandomStepsEqualABitmap) {
       const std::optional<uint64_t> expected = model.best_fit(length);
       std::optional<uint64_t> offset = ranges.best_fit(length);
       ASSERT_EQ(offset, expected) << "step " << step;
-      if (offset && random.chance(0.2)) {  // any part of that range, often its end
+      if (offset && random.chance(0.2)) {  // any part of that gap
         *offset += random.between(0, model.gap_at(*offset) - length);
         ranges.take(*offset, length);
       } else {

@@ -141,7 +141,7 @@ TEST_F(StoredRolesTest, TheSuccessorOfAFreedExtentIsFoundAnew) {
   EXPECT_EQ(roles_->extent_ids()[0], kLayers + 1);
 }
 
-// A tensor that the program makes anew in each repetition, for as long as it runs.
+// The program makes a tensor anew in each repetition, for as long as it runs.
 TEST_F(StoredRolesTest, WhatWasFreedIsForgotten) {
   follow_all_layers();
   for (uint64_t id = 100; id < 1000; ++id) {

@@ -94,14 +94,14 @@ TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(log_.marks()[0], 2u);
 }
 
-// The start of an op identifies its measured time; another op of the same moment belongs to another
-// thread.
 TEST_F(TickLogTest, AStepThatEndsBeforeTheFirstTickIsNoMark) {
   record(EventKind::kStep);
   flush();
   EXPECT_TRUE(log_.marks().empty());
 }
 
+// The start of an op identifies its measured time; another op of the same moment belongs to another
+// thread.
 TEST_F(TickLogTest, TimesFindTheirTicks) {
   for (uint64_t moment = 10; moment <= 30; moment += 10) {
     now_ = moment;

@@ -249,7 +249,7 @@ TEST(UnannouncedWritesTest, WhatAnOpUsesDoesNotLeave) {
   EXPECT_TRUE(engine.is_cold(tensors[1]));
 }
 
-// A program that writes all of its state by address, again and again, without a single op.
+// The program writes all of its state by address, again and again, without an op in between.
 TEST(UnannouncedWritesTest, TheThreadFindsThemByItself) {
   TestEngine engine(small_budget(1));
   const std::vector<char*> tensors = cold_extents(engine, 24);

@@ -92,7 +92,7 @@ TEST_F(UpcomingUsesTest, TheNextIsFetchedAheadOfItsUse) {
   EXPECT_EQ(engine_.check_books(), "");
 }
 
-/// The object alone, over the parts of an engine that does nothing meanwhile.
+/// UpcomingUses alone, over the parts of an engine that does nothing meanwhile.
 class UpcomingRowTest : public UpcomingUsesTest {
  protected:
   UpcomingRowTest() : prefetcher_(engine_->heap(), *engine_->mover()) {

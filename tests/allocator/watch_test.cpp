@@ -129,7 +129,7 @@ TEST(WatchTest, ThePageCannotBeCutAndAChildDoesNotHaveIt) {
               EXPECT_EQ(errno, EPERM);
               const uint64_t before = read_page().sequence;
               EXPECT_EQ(run_in_child([watched] {
-                          // The engine of a child is passive: it neither writes the page nor has a
+                          // The watch of a child is passive: it neither writes the page nor has a
                           // history.
                           EXPECT_EQ(watched->watch.history_json(), "{}");
                         }),

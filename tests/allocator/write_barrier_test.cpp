@@ -193,7 +193,7 @@ TEST_F(WriteBarrierDeathTest, NewcomerThatFallsBackToOursEndsTheProcess) {
 
 /// Writes a rising number to both ends of a large extent, without a gate, while the extent is
 /// evicted and fetched: no write may be lost. It writes in bursts; an eviction can succeed in the
-/// pauses. Returns how often it was cold.
+/// pauses. Returns how often the extent was cold.
 int hammer(TestEngine& engine, uint64_t bytes, int rounds, bool blocks_signals = false) {
   char* address = engine.allocate(bytes);
   fill_pattern(address, bytes, 1);

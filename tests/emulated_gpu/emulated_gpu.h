@@ -59,8 +59,8 @@ int emulated_gpu_device_of(const void* address);
 int emulated_gpu_is_registered(const void* address);
 /// Fails the context for good.
 void emulated_gpu_fail(CUresult result);
-/// The nth call of tencache's function of that name from now (1 is the next one) returns `result`
-/// and does nothing, whoever makes it.
+/// The nth call from now (1 is the next one) of the function of that name in
+/// TENCACHE_CUDA_FUNCTIONS returns `result` and does nothing, whoever makes it.
 void emulated_gpu_fail_call(const char* name, uint64_t nth, CUresult result);
 /// Whether captures allow the calling thread what CUDA calls potentially unsafe, like cudaMalloc.
 /// If not, they are invalid from now on.
@@ -70,7 +70,7 @@ CUresult emulated_gpu_wait_for_device(void);
 /// Later work of the stream waits for emulated_gpu_let_go(); after two minutes of waiting the
 /// process ends. REQUIRES: the stream exists.
 void emulated_gpu_hold(CUstream stream);
-/// No copy over the link begins until emulated_gpu_let_go(), likewise for two minutes at most.
+/// No copy begins until emulated_gpu_let_go(), likewise for two minutes at most.
 void emulated_gpu_hold_copies(void);
 /// Lets all held work go on.
 void emulated_gpu_let_go(void);
@@ -79,7 +79,7 @@ int emulated_gpu_is_stuck(void);
 /// Kernels of that name that are launched or captured from now on take this long, as by a line of
 /// EMULATED_GPU_DURATIONS.
 void emulated_gpu_set_duration(const char* name, double launch_s, double bytes_per_s);
-/// Times since the driver was started or they were reset. REQUIRES: the stream exists.
+/// Times since the driver was started or the times were reset. REQUIRES: the stream exists.
 CUresult emulated_gpu_times(CUstream stream, EmulatedTimes* times);
 /// The number of kernels and copies that took the processor longer than their time. If it is not 0,
 /// the times are void.

@@ -270,7 +270,7 @@ def grouped(rank: int) -> list[torch.Tensor]:
 def broken(rank: int) -> list[torch.Tensor]:
     """A kernel of rank 0 fails before anybody has asked whether a Work is complete.
 
-    The ranks end by their own hand.
+    Both ranks end with os._exit().
     """
     store = dist.distributed_c10d._get_default_store()
     tensor = torch.ones(LARGE, device="cuda")

@@ -167,7 +167,7 @@ class Recorder(TorchDispatchMode):
 
 
 def variants(call: Call) -> Iterator[Call]:
-    """The call's variants with out= and in place, as far as such operators exist."""
+    """The call with out= and in place, where such operators exist."""
     arguments = call.operator._schema.arguments
     if any(argument.alias_info is not None for argument in arguments):
         return

@@ -137,7 +137,7 @@ assert cuda.cuGetProcAddress(b"cuNoSuchFunction", byref(function), 11000, c_uint
 
 
 def test_the_process_ends_after_the_work_that_is_running(tmp_path: Path) -> None:
-    """Work queued behind the running work is dropped. The shell asks if the process lives."""
+    """Queued work behind the running work is dropped. The shell asks whether the process lives."""
     program = """
 import sys, time
 libc = ctypes.CDLL(None)

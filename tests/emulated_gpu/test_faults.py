@@ -27,7 +27,7 @@ TIMEOUT_S = 240
 # docs/troubleshooting.md has this text.
 NOTHING_GOES_TO_DISK = "cold tensors cannot go from host memory to disk: …"
 
-# 12 tensors of 8 MiB. The GPU may hold 40 MiB and host memory 24 MiB; the others are on disk.
+# 12 tensors of 8 MiB: 40 MiB on the GPU, 24 MiB in host memory at most, the others on disk.
 PRELUDE = """
     import ctypes, errno, struct, sys, tencache, torch
     driver = ctypes.CDLL("libcuda.so.1")
@@ -78,7 +78,7 @@ def assert_passed(done: subprocess.CompletedProcess[str]) -> None:
 
 
 def test_calls_that_are_refused_once_cost_no_bit(tmp_path: Path) -> None:
-    """Refuses calls that tencache makes by itself: it asks again, or leaves the tensor there."""
+    """Refuses calls that tencache makes by itself: it calls again, or leaves the tensor there."""
     program = """
         for function in ("cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemMap", "cuMemCreate",
                          "cuMemSetAccess", "cuMemHostRegister"):

@@ -60,7 +60,7 @@ def test_quotients_of_integers_have_the_default_type_of_their_moment() -> None:
         i, j = (torch.arange(1, 9, device=device) * k for k in (1, 3))
         first = torch.get_default_dtype()
         results = [i / j]
-        torch.cuda.synchronize()  # the kernel runs before the default type changes
+        torch.cuda.synchronize()  # the kernel runs under the type of its launch
         torch.set_default_dtype(torch.float64)
         try:
             results.append(i / j)
@@ -125,7 +125,7 @@ def test_rms_norm_is_close() -> None:
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_networks_are_close(kind: str) -> None:
-    """Without cuDNN, CUDA runs fused cells of LSTM and GRU, the CPU operator by operator."""
+    """Without cuDNN, CUDA runs fused cells of LSTM and GRU, the CPU one operator after another."""
 
     def program(device: str) -> Tensors:
         result = []
@@ -360,7 +360,7 @@ def test_a_step_in_a_graph_trains_as_without() -> None:
         return module, torch.optim.AdamW(module.parameters(), lr=0.1, capturable=True)
 
     inputs = [torch.randn(2, 3, 8, device="cuda") for _ in range(3)]
-    # Each runs five steps: the warm-up's and then the inputs'.
+    # Each runs four steps: the warm-up's and then the inputs'.
     results = []
     for is_captured in (False, True):
         module, optimizer = model()

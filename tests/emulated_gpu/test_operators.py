@@ -134,7 +134,7 @@ class Table:
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    # The import stands here, since only this suite needs PyTorch's samples, which take seconds.
+    # The imports stand here, since only this suite needs PyTorch's samples, which take seconds.
     from operator_calls import CALLS
     from operator_comparison import Comparison, Recorder, difference, installed_operators
     from operator_samples import Sample, samples, samples_of_lists

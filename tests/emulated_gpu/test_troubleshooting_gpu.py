@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of docs/troubleshooting.md that need a GPU: programs on an emulated one say them.
 
-The one about the disk is said in test_faults.py. All that need no GPU are in
+test_faults.py has the one about the disk. All that need no GPU are in
 tests/python/test_troubleshooting.py.
 """
 

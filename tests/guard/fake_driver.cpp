@@ -106,7 +106,7 @@ FAKE CUresult cuKernelGetName(const char** name, CUkernel kernel) {
 
 namespace {
 
-// Functions that the core looks up and no test calls.
+// Stands for every function that the core looks up and no test calls.
 CUresult refuse() { return CUDA_ERROR_NOT_SUPPORTED; }
 
 bool is_of_the_core(const char* name) {

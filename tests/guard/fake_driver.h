@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A driver of a few functions, as a library of the driver's name: it notes each call, and answers
-// as the test has said. It serves the guard's suite, which checks who is asked for a function and
-// what a call passes on, not what a driver does. Threads: one at a time.
+// A driver of a few functions, built as a library with the driver's name. It notes the calls that
+// do work, counts questions about the arguments of kernels, and answers as the test has set. It
+// serves the guard's suite, which checks who is asked for a function and what a call passes on, not
+// what a driver does. Threads: one at a time.
 #pragma once
 
 #include <cuda.h>
@@ -24,10 +25,10 @@ struct FakeKernel {
 
 struct FakeDriver {
   std::vector<std::string> calls;  // names, in their order
-  CUstream stream = nullptr;       // of the last call that has one
+  CUstream stream = nullptr;       // of the last call; null if it has none
   void** arguments = nullptr;      // of the last launch
-  size_t bytes = 0;                // of the last copy or set
-  CUresult result = CUDA_SUCCESS;  // of calls that queue work
+  size_t bytes = 0;                // of the last call; 0 if it copies and sets nothing
+  CUresult result = CUDA_SUCCESS;  // of every call in `calls`
   size_t questions = 0;            // number of questions about arguments of kernels
 };
 

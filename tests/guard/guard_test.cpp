@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The preloaded guard, before a driver that notes its calls (guard/fake_driver.h). Every way to a
-// function of the driver leads past the hooks, calls arrive as they were made, and any other
+// The preloaded guard, in front of a driver that notes its calls (guard/fake_driver.h). Every way
+// to a guarded function leads through the hooks, calls arrive as they were made, and any other
 // function is served as if there were no guard. The suite runs with the guard in LD_PRELOAD.
 // tests/allocator/cuda/launch_gate_test.cpp tests the core's side.
 #include <cuda.h>
@@ -49,7 +49,7 @@ constexpr uintptr_t kBase = 0x7f0000000000;
 constexpr size_t kBytes = 1 << 20;
 const CUstream kStream = reinterpret_cast<CUstream>(0x100);
 
-/// The hooks' arguments, and the calls that had reached the driver by then.
+/// The arguments of one begin(), and how many calls had reached the driver at begin() and at end().
 struct Told {
   std::string name;
   void* stream = nullptr;
@@ -59,7 +59,7 @@ struct Told {
   size_t calls_at_end = 0;
 };
 
-/// The end of a stream, and the calls that had reached the driver by then.
+/// A stream that ended, and how many calls had reached the driver by then.
 using ToldEnd = std::pair<void*, size_t>;
 
 std::vector<Told> g_told;
@@ -111,7 +111,8 @@ class GuardTest : public ::testing::Test {
     g_lets_pass = false;
   }
 
-  /// A handle that is good for the test. Each has a place of its own, as handles of a driver have.
+  /// A handle that stays valid to the end of the process. The guard remembers what it learns of a
+  /// handle, so no later kernel may get the same one.
   static CUfunction handle(FakeKernel kernel) {
     static std::vector<std::unique_ptr<FakeKernel>> kernels;
     kernels.push_back(std::make_unique<FakeKernel>(std::move(kernel)));
@@ -163,7 +164,8 @@ TEST_F(GuardTest, WhoAsksTheDriverIsGuardedByEitherInterface) {
   EXPECT_EQ(status, CU_GET_PROC_ADDRESS_SUCCESS);
   expect_guarded(reinterpret_cast<Launch>(entry), "cuLaunchKernel", kStream);
 
-  // The run time asks one of the two interfaces for the other, in any version.
+  // The CUDA runtime asks for cuGetProcAddress itself; the version decides which of the two
+  // interfaces it gets.
   for (const int version : {11030, 12000}) {
     void* other = nullptr;
     ASSERT_EQ(get_with_status("cuGetProcAddress", &other, version, 0, &status), CUDA_SUCCESS);
@@ -222,7 +224,7 @@ TEST_F(GuardTest, OtherFunctionsAreTheDriversOwn) {
   EXPECT_EQ(cuGetProcAddress("cuInit", &entry, 12000, 0), CUDA_SUCCESS);
   EXPECT_EQ(entry, find(driver, "cuInit"));
   EXPECT_EQ(cuGetProcAddress("cuNoSuchFunction", &entry, 12000, 0), CUDA_ERROR_NOT_FOUND);
-  // Functions that the core finds this way ask nobody.
+  // Functions that the core finds with tencache_guard_find() ask nobody.
   uintptr_t address = kBase;
   launch(reinterpret_cast<Launch>(find(driver, "cuLaunchKernel")), handle({"own", {{0, 8}}}),
          {&address});
@@ -276,7 +278,7 @@ TEST_F(GuardTest, ListsOfAnyLengthAreTold) {
 
 TEST_F(GuardTest, PackedArgumentsAreReadFromTheirBlock) {
   std::array<uintptr_t, 3> block = {1, kBase, kBase + 1};
-  size_t bytes = 16;  // so the last one does not fit
+  size_t bytes = 16;  // so the last word is outside
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
                    &bytes, CU_LAUNCH_PARAM_END};
   EXPECT_EQ(::cuLaunchKernel(handle({"packed", {}}), 1, 1, 1, 1, 1, 1, 0, kStream, nullptr, extra),

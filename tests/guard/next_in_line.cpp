@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// This library is built twice and preloaded behind the guard. It stands before another of its kind,
-// as a preloaded allocator stands before the C library. The functions tell how many stand behind;
-// the second has a name like the driver's.
+// This library is built twice, and both copies are preloaded behind the guard. The first stands
+// before the second, as a preloaded allocator stands before the C library. Each function tells how
+// many copies stand behind its own; the name of the second function looks like one of the driver's.
 #include <dlfcn.h>
 
 #define NEXT_IN_LINE(name)                                                  \

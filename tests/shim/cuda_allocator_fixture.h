@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaAllocatorTest and CudaPoolTest: the CUDA allocator of the shim over the simulated driver,
-// with a current device and stream that a test chooses. At the end everything must be back with the
-// driver. Threads: one.
+// with a current device and stream that a test chooses. At the end the driver must have everything
+// back. Threads: one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ struct CurrentCuda {
   c10::DeviceIndex device = 0;
   cudaStream_t stream = nullptr;
   int synchronize_count = 0;
-  std::function<void()> on_synchronize;  // what other threads do meanwhile
+  std::function<void()> on_synchronize;  // runs while the device is waited for
   int peer_copy_count = 0;
 };
 inline CurrentCuda g_current;
@@ -108,7 +108,8 @@ class CudaAllocatorTest : public ::testing::Test {
     context_.reset();
     EXPECT_EQ(driver_->leaks(), "");
   }
-  // Lets bytes leave the GPU to host memory; otherwise nothing leaves it.
+  // Lets up to this many bytes leave the GPU for host memory; without this call nothing leaves.
+  // Call before start().
   void spill_to_host(uint64_t budget_bytes) {
     config_.host.emplace();
     config_.host->budget_bytes = budget_bytes;

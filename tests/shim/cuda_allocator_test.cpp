@@ -87,7 +87,8 @@ TEST_F(CudaAllocatorTest, AStreamHasItsMemoryAgainAndOthersWait) {
   EXPECT_EQ(keep(kExtent), address);
 }
 
-// Empty tensors, and memory of another allocator: PyTorch's own allocator accepts both, too.
+// recordStream() passes over empty tensors and memory of another allocator, as PyTorch's own
+// allocator does.
 TEST_F(CudaAllocatorTest, RecordStreamLeavesWhatIsNotOurs) {
   start();
   int on_host = 0;
@@ -134,7 +135,8 @@ TEST_F(CudaAllocatorTest, StatisticsTellWhatHappened) {
   EXPECT_EQ(stats.num_device_alloc, 0);
 }
 
-// At any time each total is the sum of both pools' figures, current, peak, added and removed.
+// What each total counts as current, allocated and freed is the sum over both pools. Each pool has
+// a peak of its own.
 TEST_F(CudaAllocatorTest, FiguresByPoolAreCountedWhereMemoryComesAndGoes) {
   start();
   keep(kMiB);
@@ -296,7 +298,7 @@ TEST_F(CudaAllocatorTest, EachGpuHasItsOwnMemory) {
   EXPECT_EQ(other.device(), c10::Device(c10::kCUDA, 1));
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), static_cast<int64_t>(kExtent));
   EXPECT_EQ(all(cuda_->getDeviceStats(1).allocated_bytes), 1024);
-  g_current.device = 0;  // memory goes back to its own GPU
+  g_current.device = 0;  // the GPU of kept_
   kept_.clear();
   EXPECT_EQ(all(cuda_->getDeviceStats(0).allocated_bytes), 0);
   const auto snapshot = cuda_->snapshot({0, 0}, true);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Private pools, snapshots that agree with the statistics, and an honest error for every
-// unsupported feature, through PyTorch's own interface. With TENCACHE_SNAPSHOT_FILE set, a snapshot
-// is written there as the dictionary that torch.cuda.memory._snapshot() makes.
+// unsupported feature, through PyTorch's own interface. With TENCACHE_SNAPSHOT_FILE set, the suite
+// writes a snapshot to that file, as the dictionary that torch.cuda.memory._snapshot() makes, and
+// its sums.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -18,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Sets a variable of the environment while it lives.
+// Sets a variable of the environment for as long as the guard lives.
 class VariableGuard {
  public:
   VariableGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -62,7 +63,7 @@ TEST_F(CudaPoolTest, WhatAGraphAllocatesIsItsOwn) {
   EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 0u);
 }
 
-// As with PyTorch's own allocator, a segment from 10 MiB on holds its request alone.
+// As with PyTorch's own allocator, a request of 10 MiB or more has a segment to itself.
 TEST_F(CudaPoolTest, LargeBuffersOfAGraphTakeNoMoreThanTheirSegments) {
   start();
   begin();
@@ -108,7 +109,8 @@ TEST_F(CudaPoolTest, NothingIsDroppedDuringACapture) {
   EXPECT_TRUE(cuda_->snapshot({0, 0}, false).segments.empty());
 }
 
-// A graph that goes while another thread waits for the device may have been replayed since then.
+// A graph that is released while another thread waits for the device may have been replayed after
+// that wait began.
 TEST_F(CudaPoolTest, WhatIsReleasedWhileTheDeviceIsWaitedForStays) {
   start();
   constexpr Id kOther = {2, 0};
@@ -138,13 +140,13 @@ TEST_F(CudaPoolTest, APoolStaysWhereTheDeviceCannotBeWaitedFor) {
   EXPECT_EQ(text_of([&] { cuda_->emptyCache({0, 0}); }), "the device is broken");
   g_current.on_synchronize = nullptr;
   EXPECT_EQ(cuda_->snapshot(kGraph, false).segments.size(), 1u);
-  begin();  // it may have users again
+  begin();  // the pool may have users again
   end();
   cuda_->releasePool(0, kGraph);
 }
 
-// Another thread could free the live memory while the device is waited for, right after it has
-// queued a use of it.
+// While the device is waited for, another thread could queue a use of the live memory and free it
+// right afterwards.
 TEST_F(CudaPoolTest, AReleasedPoolWithLiveMemoryStaysAsAWhole) {
   start();
   begin();
@@ -173,8 +175,8 @@ TEST_F(CudaPoolTest, ReleasedPoolsServeWhoRunsOutOfMemory) {
   EXPECT_EQ(cuda_->getDeviceStats(0).num_alloc_retries, 2) << "the one that failed, and this one";
 }
 
-// NCCL registers the memory of pools, and must know when it goes. Other memory may move, also when
-// it makes room for a pool.
+// NCCL registers the memory of pools, and must know when that memory goes. Other memory may move,
+// also to make room for a pool.
 TEST_F(CudaPoolTest, TrackersHearOfTheSegmentsOfPools) {
   start();
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
@@ -208,7 +210,8 @@ TEST_F(CudaPoolTest, TrackersHearOfTheSegmentsOfPools) {
   }
 }
 
-// NCCL may refuse to register memory. Who asked for it hears so, as with PyTorch's own allocator.
+// NCCL may refuse to register memory. Whoever asked for the memory gets that error, as with
+// PyTorch's own allocator.
 TEST_F(CudaPoolTest, ATrackerThatThrowsLeavesThePoolWhole) {
   start();
   bool throws = true;
@@ -265,7 +268,7 @@ TEST_F(CudaPoolTest, APoolGoesBackToAnEarlierState) {
   void* const address = output.get();
   void* const dead_address = dead.get();
   const auto state = cuda_->getCheckpointState(0, kGraph);
-  // The graph's own tensors go; a replay makes others, without allocating them.
+  // The tensors of the earlier state go, and one comes that the earlier state does not have.
   output.clear();
   dead.clear();
   c10::DataPtr stale = allocate(2 * kExtent);
@@ -442,7 +445,7 @@ TEST_F(CudaPoolTest, WhatIsNotSupportedSaysSo) {
     EXPECT_NE(text.find(refusal.feature), std::string::npos) << text;
     EXPECT_NE(text.find(refusal.remedy), std::string::npos) << text;
   }
-  // Calls that ask for nothing are fine.
+  // These calls ask for nothing that is unsupported.
   cuda_->enable(true);
   cuda_->recordHistory(false, nullptr, 0, c10::CachingDeviceAllocator::RecordContext::NEVER, true,
                        {});

@@ -100,7 +100,7 @@ void launch(const std::vector<at::Tensor>& tensors, const std::function<void()>&
                  CUDA_SUCCESS);
 }
 
-// Every kernel function calls this, while its operator is open.
+// mix() calls this while its operator is open.
 std::function<void(const std::vector<at::Tensor>&)> g_inside;
 
 void fill(const at::Tensor& self, int64_t seed) {
@@ -226,7 +226,8 @@ class CudaGateTest : public ::testing::Test {
   tencache_error error_ = {};
 };
 
-// Makes tensors from two others each, several times round.
+// Replaces each tensor three times by a mix of two, and compares all of them with the host's
+// results.
 void run_program(const std::function<void(size_t)>& before_op = {}) {
   constexpr size_t kTensors = 24;
   std::vector<at::Tensor> tensors;

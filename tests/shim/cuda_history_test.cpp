@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The recorded history of a GPU's memory, through PyTorch's own interface: which entries there are,
-// their order, streams, stacks and metadata; and nothing is recorded when it is off.
+// their order, streams, stacks and metadata; and nothing is recorded when the history is off.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -59,13 +59,14 @@ TEST_F(CudaHistoryTest, EntriesTellWhatHappenedInItsOrder) {
   EXPECT_EQ(told[1].user_metadata_, "first step");
   EXPECT_EQ(told[2].user_metadata_, "");
   cuda_->emptyCache({0, 0});
-  // The SNAPSHOT entry is of the earlier snapshot.
+  // The SNAPSHOT entry comes from the earlier snapshot.
   EXPECT_EQ(actions(), (std::vector<Entry::Action>{Entry::SEGMENT_ALLOC, Entry::ALLOC,
                                                    Entry::FREE_REQUESTED, Entry::FREE_COMPLETED,
                                                    Entry::SNAPSHOT, Entry::SEGMENT_FREE}));
 }
 
-// A block of a segment and an extent; other streams use both as well.
+// The first round frees a block of a segment, the second one an extent. Another stream uses both,
+// too.
 TEST_F(CudaHistoryTest, AFreeIsCompletedWhenStreamsAreDone) {
   for (const uint64_t bytes : {uint64_t{1000}, uint64_t{kExtent}}) {
     start();

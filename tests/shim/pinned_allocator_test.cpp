@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kBudget = 256 * kKiB;
 
-// The allocator that was installed before: it records its calls.
+// The allocator that was installed before. It notes the calls that a test asks about.
 class PreviousAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t) override { return {}; }
@@ -94,7 +94,7 @@ class PinnedAllocatorTest : public ::testing::Test {
     return streams_.emplace_back(stream);
   }
   c10::DataPtr allocate(uint64_t bytes) { return host_->allocate(bytes); }
-  // Acts like a non_blocking copy, with the storage's context.
+  // Records a use on the current stream, as a non_blocking copy does, with the storage's context.
   bool record(void* address, void* context) {
     return host_->record_event(address, context, as_torch(stream_).unwrap());
   }
@@ -152,7 +152,7 @@ TEST_F(PinnedAllocatorTest, PyTorchTakesItForTheOneBefore) {
   kept_.clear();
   EXPECT_TRUE(at::getHostAllocator(at::kCUDA)->record_event(&previous.own, nullptr,
                                                             as_torch(stream_).unwrap()));
-  at::setHostAllocator(at::kCUDA, nullptr, 255);  // PyTorch would hold it longer than it lives
+  at::setHostAllocator(at::kCUDA, nullptr, 255);  // PyTorch must not keep an allocator that is gone
 }
 
 TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {
@@ -160,7 +160,8 @@ TEST_F(PinnedAllocatorTest, AFreedBlockWaitsForRecordedStreams) {
   c10::DataPtr pointer = allocate(kBudget / 2);
   char* const address = static_cast<char*>(pointer.get());
   driver_->hold(stream_);
-  // The address of a view, and another block's context: the address decides.
+  // The address lies within the block, like a view's, and the context is no block's: the address
+  // decides.
   EXPECT_TRUE(record(address + 1000, &open_count_));
   pointer.clear();
   EXPECT_EQ(host_->get_stats().active_bytes.current, static_cast<int64_t>(kBudget / 2));
@@ -234,7 +235,8 @@ TEST_F(PinnedAllocatorTest, WhatIsNotPinnedIsGivenAndSaysSo) {
   EXPECT_FALSE(is_pinned(pointer.get()));
 }
 
-// A graph's capture allocates on its stream alone; memory that it freed stays for its replays.
+// A capture takes memory of its pool only on its own stream. Memory that the capture freed stays
+// for the graph's replays.
 TEST_F(PinnedAllocatorTest, APoolKeepsWhatItsGraphUsed) {
   start();
   const Id graph = {1, 0};

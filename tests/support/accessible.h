@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks the kernel whether a page may be read or written: a system call on inaccessible memory
-// returns EFAULT, where user code would get a signal. Threads: any.
+// Asks the kernel whether a page may be read or written: a system call on inaccessible memory fails
+// with EFAULT, where user code would get a signal. Threads: any.
 #pragma once
 
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 namespace tencache {
 
-/// Reads one byte there through write(2).
+/// Whether write(2) can read one byte at `address`.
 inline bool is_readable(const void* address) {
   int ends[2];
   TENCACHE_CHECK(pipe(ends) == 0);
@@ -21,7 +21,7 @@ inline bool is_readable(const void* address) {
   return readable;
 }
 
-/// Writes one zero byte there through read(2).
+/// Writes one zero byte at `address` through read(2); returns whether that worked.
 inline bool overwrite_with_zero(void* address) {
   const int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
   TENCACHE_CHECK(zeros >= 0);

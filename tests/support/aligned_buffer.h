@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AlignedBuffer: owned, zeroed memory that O_DIRECT accepts. It copies nothing and has one owner.
+// AlignedBuffer: owned, zeroed memory that O_DIRECT accepts. A buffer has one owner, and can be
+// moved but not copied.
 #pragma once
 
 #include <sys/mman.h>

@@ -93,7 +93,8 @@ std::string AllocationModel::finish() {
   return "";
 }
 
-// Most sizes are a few pages; some are small blocks, odd sizes, or many huge pages.
+// Most sizes are up to 32 pages; some are small blocks, odd sizes, or about as large as a huge
+// page.
 uint64_t AllocationModel::random_bytes() {
   const uint64_t draw = random_.between(0, 99);
   if (draw < 8) return random_.between(1, kPageBytes - 1);
@@ -240,7 +241,7 @@ std::string AllocationModel::raw_write() {
   return "";
 }
 
-// write(2) from an extent into a pipe.
+// The kernel reads an allocation: write(2) sends its bytes into a pipe.
 std::string AllocationModel::system_read() {
   if (live_.empty()) return "";
   const Slice slice = random_slice(kPipeBytesMax);
@@ -260,7 +261,7 @@ std::string AllocationModel::system_read() {
   return memcmp(received.data(), slice.copy(), slice.bytes) == 0 ? "" : "write(2) sent other bytes";
 }
 
-// read(2) from a pipe into an extent.
+// The kernel writes an allocation: read(2) fills it from a pipe.
 std::string AllocationModel::system_write() {
   if (live_.empty()) return "";
   const Slice slice = random_slice(kPipeBytesMax);

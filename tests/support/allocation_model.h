@@ -3,9 +3,10 @@
 // AllocationModel: the reference model of the randomized tests. It plays a program on one thread:
 // it allocates, frees, opens and closes gates, reads and writes with and without a gate, from user
 // code and through system calls. For every allocation it holds a plain copy of the bytes that must
-// be there, and compares at each access. The engine below may evict, fetch and fail as it likes.
+// be there. It compares them at each read, in each op and at the end. The engine below may evict,
+// fetch and fail as it likes.
 //
-// Threads: one an object; several objects may share an engine.
+// Threads: one per object; several objects may share an engine.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,8 @@ class AllocationModel {
 
   /// Takes one random step. Returns "", or what is wrong.
   std::string step();
-  /// Closes all gates, releases all holds and compares everything.
+  /// Closes all gates, releases all holds and compares all live allocations. Returns "", or what is
+  /// wrong.
   std::string finish();
 
   uint64_t small_bytes() const { return small_bytes_; }

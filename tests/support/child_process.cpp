@@ -19,7 +19,8 @@ namespace tencache {
 
 namespace {
 
-// An exception ends the child here: past this frame it would run the suite's other tests, too.
+// An exception ends the child here: past this frame the child would run the suite's other tests,
+// too.
 [[noreturn]] void run_and_exit(const std::function<void()>& body) noexcept {
   body();
   fflush(nullptr);
@@ -43,8 +44,8 @@ bool deny_syscall(int number, int error_number) {
 }
 
 bool deny_syscall_when(int number, int error_number, unsigned index, uint32_t mask) {
-  // Arguments are 64 bits wide and compared 32 at a time; on little endian the low half comes
-  // first.
+  // Arguments have 64 bits, and a filter loads 32 at a time. The masks are in the low half, which
+  // comes first on little endian.
   const auto argument =
       static_cast<uint32_t>(offsetof(seccomp_data, args) + index * sizeof(uint64_t));
   const auto refusal = SECCOMP_RET_ERRNO | static_cast<uint32_t>(error_number);

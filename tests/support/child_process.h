@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Test bodies that run in a forked child because they bend the whole process: system calls that the
-// kernel refuses (seccomp), limits, another user, another view of the mounts. Expectations that
-// fail in the child are printed there and fail the test in the parent. REQUIRES: one thread runs.
+// kernel refuses (seccomp), limits, another user, another view of the mounts. An expectation that
+// fails in the child is printed there; the parent sees it in what run_in_child() returns. REQUIRES:
+// one thread runs.
 #pragma once
 
 #include <sys/types.h>

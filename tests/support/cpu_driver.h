@@ -50,7 +50,8 @@ class CpuDriver {
     const GateScope op(engine_, {address}, AccessMode::kWrite);
     fill_pattern(address, kTensorBytes, seed);
   }
-  /// Runs one op that reads all tensors; counts those that differ from the seeds [first_seed, ...).
+  /// Runs one op that reads all tensors; counts those that differ from the patterns of the seeds
+  /// [first_seed, ...).
   void check(const std::vector<char*>& tensors, uint64_t first_seed, size_t /*lane*/) {
     std::vector<Access> accesses;
     for (char* address : tensors) accesses.push_back({address, AccessMode::kRead});
@@ -62,7 +63,7 @@ class CpuDriver {
   void open(const std::vector<Access>& accesses) { engine_->gate().open(0, accesses); }
   Hold* hold(const std::vector<Access>& accesses) { return engine_->gate().hold(accesses, false); }
 
-  /// Waits until fetched and queued bytes are there.
+  /// Waits until fetched and queued bytes are there; on this backend they always are.
   void settle() {}
   uint64_t differences() const { return differences_.load(); }
   std::string check_books() { return engine_.check_books(); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Helpers of the disk tier's suites: tiers and slots that must come about, a slot's bytes as one
-// segment, and messages that must name their cause. Threads: any.
+// Helpers of the disk tier's suites: tiers and slots whose making must succeed, a slot's bytes as
+// one segment, and messages that must name their cause. Threads: any.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -8,8 +8,8 @@
 
 namespace tencache {
 
-/// Evaluates the condition until it holds, for a minute at most. That costs nothing where it comes
-/// soon, and is long enough for a busy machine. Returns the last answer.
+/// Evaluates the condition until it holds, for a minute at most. The wait ends as soon as the
+/// condition holds, and a minute is long enough for a busy machine. Returns the last answer.
 template <typename Condition>
 bool eventually(Condition condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);

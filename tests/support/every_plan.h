@@ -2,8 +2,8 @@
 //
 // EveryPlan: the best of all plans of a small trace, found by playing each. A plan uses any of the
 // gaps, and each fetch may start at any op of its gap. Moves at one op have one order only, so a
-// plan that orders them otherwise can be a little better. What does not end as it began is no plan
-// for every period, so those that do come first.
+// plan that orders them otherwise can be a little better. A plan whose period does not end as it
+// began cannot be followed in every period, so the others come first.
 #pragma once
 
 #include <cstdint>

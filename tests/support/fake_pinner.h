@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FakePinner: a HostPinner that records pins and refuses on demand. It fails the test when memory
-// is pinned twice, unpinned without being pinned, or pinned without being present. Threads: any.
+// is pinned twice, unpinned without being pinned, pinned without being present, or still pinned at
+// the end. Threads: any.
 #pragma once
 
 #include <gtest/gtest.h>

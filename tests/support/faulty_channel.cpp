@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves each piece through the decorated channel as a transfer of its own, with the plan's fault.
+// A faulty channel moves each piece through the decorated channel as a transfer of its own, with
+// the faults that the plan has for that piece.
 #include "support/faulty_channel.h"
 
 #include <algorithm>

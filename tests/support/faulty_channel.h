@@ -29,7 +29,7 @@ enum class FaultKind : uint8_t {
   kMisdirect,  // the piece is moved to or from the file offset + shift_bytes
   kTear,       // only the first half is moved; the transfer reports success
   kDrop,       // nothing is moved; the transfer reports success
-  kEndOfFile,  // a read finds the end of the file there (kDataLoss)
+  kEndOfFile,  // the transfer fails as if the file ended there (kDataLoss)
   kDelay,      // the piece is moved delay_us later
   kCall,       // the thread that moves the piece calls `call` first
 };

@@ -19,7 +19,7 @@ struct HeapBooks {
   static bool are_valid(const CpuHeap& heap);
   static bool are_valid(const CudaHeap& heap);
   static bool are_valid(const Slabs& slabs);
-  /// Whether the addresses in use are those of extents that are not Vacant and `other_bytes`.
+  /// Whether as many granules are in use as the extents that are not Vacant and `other_bytes` take.
   template <typename ExtentType>
   static bool are_valid(const ExtentPool<ExtentType>& pool, uint64_t other_bytes);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Helpers of the host tier's suites: tiers and blocks that must come about, memory that is only
-// addresses, and shuffling by the test's seed.
+// Helpers of the host tier's suites: tiers and blocks whose making must succeed, and memory that is
+// only addresses.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -44,7 +44,8 @@ class PlanCursorFixture : public ::testing::Test, protected PlanSink {
   void forget_fetches() override { ++forgotten_; }
   void on_period() override { ++periods_; }
 
-  // Ticks of a step: op 1 on each parameter, then op 2 in reverse order.
+  // A plan of a step whose ticks are op `first_op` on each parameter, then the next op in reverse
+  // order.
   std::shared_ptr<const LearnedPlan> learned(uint64_t number, uint32_t first_op = 1,
                                              uint64_t budget_bytes = 5 * kBytes) const {
     auto period = std::make_shared<Period>();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SmallFileSystem: an ext4 of a few MiB in an image file, mounted on a fresh directory, for disks
-// that are really full. It needs root and loop devices; is_mounted() tells whether it worked, and a
-// test skips itself otherwise.
+// that are really full. It needs root and loop devices; is_mounted() tells whether mounting worked;
+// a test skips itself where it did not.
 #pragma once
 
 #include <sys/mount.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TestEngine: a whole allocator with small figures, spilling into a TestDirectory of its own, and
-// helpers for tests: name extents, evict and fetch one of them, look at its state. The arena is
+// helpers for tests, which name extents, evict one of them and look at its state. The arena is
 // small enough for sanitizers, extents begin at one page, and the budget is so large that the
 // evictor sleeps unless a test lowers it. GateScope opens and closes the gate as an op would.
 // Threads: as Engine; make and destroy it on one thread.
@@ -36,7 +36,8 @@ class TestEngine {
 
   using Adjust = std::function<void(CpuEngineConfig&)>;
 
-  /// `adjust` may change the configuration before the engine is made; aborts when that fails.
+  /// `adjust` may change the configuration before the engine is made; aborts when the engine cannot
+  /// be made.
   explicit TestEngine(const Adjust& adjust = {});
   ~TestEngine();
 

@@ -38,7 +38,8 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   // A stream that captures is given no work, because nobody launches its graph.
   bool is_given_work(CUstream stream) { return !is_capturing_ || stream != streams_.back(); }
 
-  // Launches a kernel over the block's first, last and some middle words, if it has a stamp.
+  // Launches a kernel over the block's first, last and some middle words, if the block has a stamp
+  // and the stream is given work.
   void launch_over(const Held& held, CUstream stream, Random& random, bool is_written) {
     if (held.stamp == 0 || !is_given_work(stream)) return;
     const auto duration = microseconds(random.chance(0.2) ? random.between(0, 300) : 0);
@@ -171,8 +172,8 @@ void BlockPoolFuzzTest::remember_or_restore(Random& random, std::map<CUdeviceptr
   }
 }
 
-// Refuses a call, or begins or ends a capture, on the last stream alone: work that a test orders by
-// events must not meet it.
+// Begins or ends a capture on the last stream, which gets no work that the test orders by events;
+// or lets a call fail that the test itself does not make.
 void BlockPoolFuzzTest::disturb(Random& random) {
   if (random.chance(0.3)) {
     is_capturing_ = random.chance(0.4);
@@ -212,7 +213,7 @@ void BlockPoolFuzzTest::step(Random& random, std::map<CUdeviceptr, Held>& held) 
 
 TEST_F(BlockPoolFuzzTest, RandomProgramsAgainstAModel) {
   for (size_t count = 0; count < kStreamCount; ++count) make_stream();
-  // Two streams share the last bit; the third, which captures now and then, shares it too.
+  // Three streams share the last bit. One of them captures now and then.
   for (const CUstream stream : streams_) (void)set_of(stream);
   use_up_numbers();
   for (int count = 0; count < 3; ++count) make_stream();

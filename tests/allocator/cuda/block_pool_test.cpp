@@ -358,8 +358,7 @@ TEST_F(BlockPoolTest, AddressesThatAreNoBlocks) {
   EXPECT_DEATH(pool_->free(waiting), "freed twice");
 }
 
-// One program that makes every call of the driver, the same number of times in each run; each of
-// these calls fails once.
+// A program makes the same calls of the driver in each run, and each of these calls fails once.
 TEST_F(BlockPoolTest, ARefusedCallDelaysAndLosesNothing) {
   const auto run = [this] {
     ASSERT_EQ(source_->bytes(), 0u);

@@ -258,7 +258,7 @@ TEST_F(ChangingSizesTest, OnlyExtentsWithHandlesThatFitLeaveTheCache) {
   free(second);
 }
 
-// Memory that waits for a second stream serves nobody meanwhile, and costs the cache nothing.
+// Memory that waits for a second stream serves nobody meanwhile, and takes nothing from the cache.
 TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamLeavesTheCacheAlone) {
   const CUstream stream = engine_.make_stream();
   const CUstream other = engine_.make_stream();
@@ -282,8 +282,8 @@ TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamLeavesTheCacheAlone) {
   engine_.driver().let_go();
 }
 
-// Nor does such memory count against a new frame: else the thread would wait for the device, which
-// is held.
+// Memory that waits for a second stream does not count against a new frame. If it did, the thread
+// would wait for the device, which is held.
 TEST_F(ChangingSizesTest, MemoryThatWaitsForAnotherStreamDelaysNobody) {
   const CUstream stream = engine_.make_stream();
   const CUstream other = engine_.make_stream();
@@ -402,7 +402,7 @@ TEST_F(ChangingSizesTest, NoFrameIsTakenFromUnderQueuedWork) {
       engine_.free(tensor.address);
     }
   }
-  // Live memory as the GPU maps it, in units of 2 MiB.
+  // Live bytes count as the GPU maps them, in units of 2 MiB.
   const uint64_t reserved = engine_.device().view().frames().all.bytes.peak;
   EXPECT_LE(reserved * 16, engine_.stats().peak_live_bytes * 17);
 }

@@ -64,7 +64,7 @@ class CopyPauseTest : public ::testing::Test {
   void copy(uint64_t bytes = kBytes) {
     ASSERT_TRUE(pausing_->to_host(host_.data(), device_.address(), bytes).is_ok());
   }
-  // Another stream does all this meanwhile, so what does not wait would have been done, too.
+  // Another stream copies meanwhile, so a copy that does not wait would be done by the end.
   void let_time_pass() {
     for (int round = 0; round < 20; ++round) {
       ASSERT_TRUE(plain_->to_host(other_.data(), device_.address(), kMiB).is_ok());
@@ -119,7 +119,7 @@ TEST_F(CopyPauseTest, ACopyUnderWayStopsAfterItsPiece) {
   EXPECT_EQ(memcmp(host_.data(), device_.data(), kBytes), 0);
 }
 
-// Small copies need not be asked for one by one.
+// Small copies that make up a piece share one wait for the pause.
 TEST_F(CopyPauseTest, AStreamHoldsBackOncePerPiece) {
   start();
   for (int copies = 0; copies < 16; ++copies) copy(kPiece / 8);
@@ -176,7 +176,7 @@ TEST_F(CopyPauseTest, CopiesThatWereHeldForTooLongGoOn) {
   }
 }
 
-// Copies are held for no longer, however many threads pause, one after the other.
+// However many threads pause one after the other, copies are held no longer than for one pause.
 TEST_F(CopyPauseTest, PausesThatOverlapDoNotAddUp) {
   start(milliseconds(2));
   std::optional<CopyPause::Scope> scopes[2];

@@ -203,7 +203,8 @@ TEST_F(CopyStreamTest, AWaitThatIsRefusedOnceIsAskedForAgain) {
   EXPECT_EQ(up_->wait_until_idle().code(), StatusCode::kIoError);
 }
 
-// Threads hand one counter on the device from stream to stream; as marks hold, no step is lost.
+// Threads hand one counter on the device from stream to stream. If marks keep the order, no step is
+// lost.
 TEST_F(CopyStreamTest, MarksKeepTheOrderOfManyStreams) {
   start();
   constexpr int kSteps = 300;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program that is ahead of its GPU. An eviction that a plan requests waits for the work queued
-// until then and no longer, unless the extent was used since; it leaves in parts. A thread that
+// until then and no longer, unless the extent was used since. Evictions go in parts. A thread that
 // lacks room lets earlier fetches go first while the device has work. Fetches arrive one after
 // another.
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ class CudaAheadTest : public ::testing::Test {
     engine_.emplace(TestCudaEngine::Adjust(), driver);
     stream_ = engine_->make_stream();
   }
-  /// Starts with a link that moves a tensor in 60 ms, and is known to.
+  /// Starts with a link that moves a tensor in 60 ms, and an engine that has measured it.
   void start_slow() {
     engine_.emplace(
         [](CudaEngineConfig& config) {
@@ -97,7 +97,7 @@ class CudaAheadTest : public ::testing::Test {
                   [tensor, seed] { stamp(tensor, kBytes, seed); }, kUseTime),
               CUDA_SUCCESS);
   }
-  /// That use has ended, because somebody waited for it.
+  /// Expects that this use has ended, because somebody waited for it.
   void expect_awaited() { EXPECT_GE(std::chrono::steady_clock::now() - used_at_, kUseTime); }
 
   static constexpr milliseconds kUseTime{50};
@@ -217,7 +217,7 @@ TEST_F(CudaAheadTest, OutdatedRequestsAreNotCarriedOut) {
   EXPECT_EQ(engine_->state(idle), ExtentState::kCold);
 }
 
-// The tensor's op was queued before it had come; it may be arriving when the request's turn comes.
+// The op was queued before its tensor came, so the tensor may still arrive at the request's turn.
 TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   start();
   char* tensor = allocate();
@@ -240,7 +240,7 @@ TEST_F(CudaAheadTest, WhatIsRequestedToLeaveArrivesFirst) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-/// Does what a test tells it.
+/// A source of evictions that does what a test tells it.
 class EvictionScript final : public EvictionSource {
  public:
   using Take = std::function<std::vector<MoveRequest>(uint64_t bytes_under_way)>;
@@ -321,7 +321,7 @@ TEST_F(CudaAheadTest, NoMoreIsQueuedThanKeepsTheLinkBusy) {
   char* other = engine_->allocate(5 * kLargeBytes, stream_);
   engine_->write(stream_, other, 5 * kLargeBytes, 0);
   ASSERT_TRUE(engine_->evict(other));
-  engine_->free(other);  // leaves host memory, which need not grow while copies are held
+  engine_->free(other);  // its host memory stays, and need not grow while copies are held
   const uint64_t full_parts = 3 * mover().bytes_at_once();
   ASSERT_TRUE(kLargeBytes < full_parts && full_parts <= 2 * kLargeBytes);
   const std::vector<char*> tensors = allocate_stamped(5, kLargeBytes);
@@ -544,7 +544,7 @@ TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   engine_->check(stream_, large, kLargeBytes, 2);
 }
 
-// What the driver takes to map memory is no computing, whatever the op that it is for.
+// The time that the driver takes to map memory is no computing, whichever op needs the memory.
 TEST_F(CudaAheadTest, MappingMemoryForAnOpIsAWaitOnceTensorsLeave) {
   engine_.emplace([](CudaEngineConfig& config) { config.arm_at = 0.5; });
   stream_ = engine_->make_stream();

@@ -101,7 +101,8 @@ void refuse_one_after_another(const Fault& fault, const TestCudaEngine::Adjust& 
   for (uint64_t nth = 1;; nth += kHasSanitizer ? 2 * nth : std::max<uint64_t>(1, nth / 4)) {
     SCOPED_TRACE(std::string(fault.function) + " #" + std::to_string(nth));
     TestCudaEngine engine(adjust);
-    // The driver did not hear of some objects when it was told to take them back.
+    // The call that fails may be the one that gives an object back, and then the driver keeps the
+    // object.
     if (fault.may_leak) engine.allow_leaks();
     FaultyProgram program(engine);
     const uint64_t before = engine.driver().calls(fault.function);

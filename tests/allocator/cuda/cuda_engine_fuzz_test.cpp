@@ -43,8 +43,8 @@ class RandomProgram {
     for (size_t index = 0; index < kStreams; ++index) streams_.push_back(engine_.make_stream());
   }
 
-  /// Begins with more than `held_bytes`, so that some tensors have to leave for where more is held,
-  /// and uses each, so that they come back, however few the steps are.
+  /// Allocates more than `held_bytes` at first, so that some tensors have to leave, and uses each,
+  /// so that they come back, however few the steps are.
   void run(uint64_t held_bytes, int steps) {
     for (uint64_t bytes = 0; bytes <= held_bytes; bytes += tensors_.back().bytes) allocate();
     for (size_t index = 0; index < tensors_.size(); ++index) use(any_stream(), {index}, false);
@@ -101,7 +101,7 @@ class RandomProgram {
     use(any_stream(), named, writes);
   }
 
-  // If `writes`, the first one is written.
+  // Uses the named tensors in one op. With `writes`, the op writes the first one.
   void use(CUstream stream, const std::set<size_t>& named, bool writes) {
     std::vector<KernelUse> uses;
     for (const size_t index : named) {
@@ -198,7 +198,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
         mover.evict_requested(source);
       }
     } else if (!mover.ledger().is_demanded()) {
-      // Otherwise the fetch would take the room that an op waits for.
+      // No op waits for room now; the fetch would take it.
       ListedRequests listed(requests);
       mover.prefetch(listed);
     }

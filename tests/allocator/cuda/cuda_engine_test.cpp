@@ -358,7 +358,7 @@ TEST_F(CudaEngineTest, CapturingStreamHoldsNoOtherTensor) {
   engine_->check(stream_, free_to_go, kBytes, 2);
 }
 
-// The first use after it has landed records that, so that later uses find it resident.
+// The first use of a tensor that has landed records that, so that later uses find it resident.
 TEST_F(CudaEngineTest, UseOfWhatHasLandedSettlesIt) {
   start();
   char* tensor = allocate();

@@ -21,7 +21,7 @@ class SpareCopiesTest : public SpillFixture {
       config.disk.reset();
     });
   }
-  /// Some tensors leave, and are used again.
+  /// Evicts these tensors and then uses them.
   void evict_and_bring_back(uint64_t first, uint64_t count) {
     for (uint64_t index = first; index < first + count; ++index) {
       ASSERT_TRUE(engine_->evict(tensors_[index]));
@@ -31,7 +31,7 @@ class SpareCopiesTest : public SpillFixture {
   uint64_t host_bytes() { return engine_->device().host()->stats().asked_bytes; }
 };
 
-// What has to leave comes first.
+// Spare copies make way for what has to leave.
 TEST_F(SpareCopiesTest, MakeRoomInHostMemory) {
   start(4);
   allocate(8);

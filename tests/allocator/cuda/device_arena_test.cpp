@@ -48,7 +48,7 @@ class DeviceArenaTest : public ::testing::Test {
     taken_.push_back(frame.value());
     return {arena_->base() + offset, frame.value()};
   }
-  // A kernel reads back what a kernel writes there.
+  // Expects that what is written to the place can be read back.
   static void expect_usable(const FramePlace& place, char value) {
     char* data = reinterpret_cast<char*>(place.address);
     memset(data, value, place.frame.bytes);
@@ -149,7 +149,7 @@ class PeersTest : public DeviceArenaTest {
     EXPECT_EQ(driver_.api().cuDevicePrimaryCtxRelease(1), CUDA_SUCCESS);
   }
 
-  // A kernel of the other device writes there.
+  // Launches a kernel of the other device that writes to the place, and waits for it.
   CUresult write_from_peer(const FramePlace& place) {
     const CUresult result =
         driver_.launch(stream_, {{place.address, place.frame.bytes, true}}, [] {});

@@ -3,7 +3,7 @@
 // The hash of device memory, run by the host from the text that NVRTC compiles for the device. It
 // equals a plain reference for every length near the borders. It does not depend on the shape of
 // the grid or the order of the blocks. Every difference changes each of its four words.
-// Expectations on 32 bits fail in one run in a million.
+// Expectations on 32 bits fail by chance in about one run in a million.
 #include "platform/cuda/device_hash.h"
 
 #include <gtest/gtest.h>

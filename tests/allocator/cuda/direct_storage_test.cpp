@@ -35,7 +35,7 @@ namespace {
 using ::testing::HasSubstr;
 
 #if __has_include(<cufile.h>)
-// Our types are those of the header.
+// Our types have the layout of the header's.
 static_assert(sizeof(CuFileError) == sizeof(CUfileError_t));
 static_assert(offsetof(CuFileError, driver) == offsetof(CUfileError_t, cu_err));
 static_assert(sizeof(CuFileDescription) == sizeof(CUfileDescr_t));

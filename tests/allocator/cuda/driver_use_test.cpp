@@ -95,7 +95,7 @@ void expect_refused(const Status& status, const char* reason) {
   EXPECT_THAT(status.message(), HasSubstr(reason));
 }
 
-// Everything is refused and destroyed silently, without a call of the driver.
+// Expects that everything is refused and destroyed silently, without a call of the driver.
 void expect_no_driver(const SimulatedDriver& driver, DriverObjects& objects, const char* reason) {
   const uint64_t calls_before = all_calls(driver);
   testing::internal::CaptureStderr();
@@ -159,8 +159,9 @@ TEST(DriverUseTest, AChildOfAProcessThatHasNotCalledItHasItsOwn) {
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
 }
 
-// Lives to the end of the process and reports by its exit code which calls were made then. A failed
-// expectation in an exit handler does not change the exit code by itself.
+// Lives to the end of the process, then uses the driver or expects that it must not. The exit code
+// tells whether that went well, since a failed expectation in an exit handler does not change the
+// exit code by itself.
 class LastWord {
  public:
   explicit LastWord(bool expects_calls) : expects_calls_(expects_calls) {}
@@ -249,7 +250,8 @@ class CallScopeTest : public ::testing::Test {
  protected:
   CallScopeTest() : gpu_(value_of(Gpu::open(driver_.api(), 0))) {}
 
-  // The calling thread had no context and the mode of every new thread.
+  // Expects the state that the calling thread had before: no context, and the mode of every new
+  // thread.
   void expect_thread_as_before() {
     CUcontext context = nullptr;
     EXPECT_EQ(driver_.api().cuCtxGetCurrent(&context), CUDA_SUCCESS);

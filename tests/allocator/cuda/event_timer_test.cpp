@@ -215,7 +215,8 @@ class OpTimesTest : public ::testing::Test {
   std::vector<char*> tensors_;
 };
 
-// By the host's clock all but the last would have a millisecond.
+// Whether each op has the duration of its kernel. By the host's clock all but the last would have a
+// millisecond.
 bool are_times_of_the_device(const std::vector<uint64_t>& compute_ns) {
   for (size_t index = 0; index < compute_ns.size(); ++index) {
     const double expected_ns = 1e6 * static_cast<double>(2 + 3 * index);
@@ -224,8 +225,8 @@ bool are_times_of_the_device(const std::vector<uint64_t>& compute_ns) {
   return !compute_ns.empty();
 }
 
-// A plan that is made before all ops have been timed takes means for the others; a thread may spend
-// only so much of its time on timing.
+// A thread may spend only so much of its time on timing, and a plan that is made before all ops
+// have been timed uses means for the others. So this takes several plans.
 TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
   for (int step = 0; step < 500 && !are_times_of_the_device(planned_ns()); ++step) {
     for (size_t index = 0; index < kTensors; ++index) {

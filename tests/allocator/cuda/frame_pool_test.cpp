@@ -209,7 +209,7 @@ TEST_F(FramePoolTest, WhatCannotBeMetCostsNoFrame) {
   pool_->give_back(used);
 }
 
-// Others hold all that the limit would allow; two threads share the rest, just enough for each.
+// The GPU has less than the limit allows, just enough for what two threads hold at a time.
 TEST_F(FramePoolTest, AThreadWaitsForWhatAnotherGivesBack) {
   start(64 * kMiB, {.capacity_bytes = 4 * kUnit});
   driver_->set_latency("cuMemRelease", std::chrono::milliseconds(1));
@@ -278,7 +278,7 @@ TEST_F(FramePoolTest, ARefusalHalfWayLosesNoHandle) {
   }
 }
 
-// What is in use, and what the driver has given, as the pool should see it.
+// What is in use, as the pool should see it.
 struct PoolModel {
   std::vector<Frame> held;
   uint64_t held_bytes = 0;
@@ -360,7 +360,7 @@ TEST_F(FramePoolTest, RandomStepsAgainstAModel) {
 }
 
 // Once the handles are as small as the sizes need, the driver is hardly asked any more. How often
-// depends on the sizes, so they are the same in every run.
+// depends on the sizes.
 TEST_F(FramePoolTest, RandomSizesSoonNeedNoNewHandles) {
   Random random(1);
   constexpr uint64_t kLive = 512 * kUnit;

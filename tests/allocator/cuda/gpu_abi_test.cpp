@@ -109,7 +109,7 @@ class GpuAbiTest : public ::testing::Test {
         &segments);
     return segments;
   }
-  // Walk and figures agree, and blocks cover their segments.
+  // Expects that walk and figures agree, and that blocks cover their segments.
   void expect_agreement() {
     const tencache_gpu_stats figures = stats();
     uint64_t reserved_bytes = 0;

@@ -39,7 +39,7 @@ class GpuBudgetTest : public ::testing::Test {
   std::vector<char*> allocated_;
 };
 
-// A share of the GPU's memory that the program sets (torch.cuda.set_per_process_memory_fraction).
+// The program lowers its share of the GPU's memory (torch.cuda.set_per_process_memory_fraction).
 TEST_F(GpuBudgetTest, AnotherLimitArmsAtItsOwnMark) {
   start([](CudaEngineConfig& config) {
     config.budget_bytes = 64 * kMiB;
@@ -72,7 +72,8 @@ TEST_F(GpuBudgetTest, GpuThatOthersUseIsSpilledEarlier) {
   EXPECT_LE(engine_->stats().peak_live_bytes, 36 * kMiB) << "what others use is not the program's";
 }
 
-// What no op has used cannot leave. The budget is exceeded for it, but not by what no GPU holds.
+// What no op has used cannot leave. The budget is exceeded for it, but not beyond what the GPU
+// holds.
 TEST_F(GpuBudgetTest, WhatTheGpuCannotHoldIsRefusedBeforeTheBudgetIsExceeded) {
   start([](CudaEngineConfig& config) { config.budget_bytes = 48 * kMiB; },
         {.capacity_bytes = 64 * kMiB});

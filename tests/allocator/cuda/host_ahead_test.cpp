@@ -37,7 +37,8 @@ TEST_F(HostAheadTest, NeededNextIsReadAhead) {
   check_all();
 }
 
-// The disk writes before room is short, those needed last first, and no more than the plan says.
+// Tensors are written to disk before room is short, those needed last first, and no more than the
+// plan says.
 TEST_F(HostAheadTest, NeededLastIsCopiedAhead) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.25; });
   allocate(6);
@@ -133,7 +134,7 @@ TEST_F(HostAheadTest, ReadAheadWhileTensorsComeAndGo) {
   check_all();
 }
 
-// A read that fails costs nothing but the time until the op needs the bytes.
+// After a read ahead that failed, the op that needs the bytes reads them.
 TEST_F(HostAheadTest, FailedReadAheadIsGivenUp) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });
   allocate(8);

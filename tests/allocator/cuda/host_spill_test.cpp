@@ -156,7 +156,7 @@ TEST_F(HostSpillTest, WithoutAHashNothingIsSpared) {
   }
 }
 
-// Without a disk, too, what is on its way back leaves a copy that an eviction can have.
+// Without a disk, too, what is on its way back leaves a copy whose room an eviction can take.
 TEST(HostMemoryAloneTest, AnEvictionWaitsForTheCopyOfWhatComesBack) {
   constexpr uint64_t kBytes = 4 * kMiB;
   TestCudaEngine engine([](CudaEngineConfig& config) { config.host->budget_bytes = 2 * kBytes; },
@@ -197,7 +197,7 @@ TEST_F(HostSpillTest, SpareSlotsMakeRoomOnDisk) {
   allocate(5);
   evict(5);
   ASSERT_TRUE(is_on_disk_alone(0));
-  write(1);  // leaves host memory for 0
+  write(1);  // makes room in host memory for 0
   check(0);
   ASSERT_TRUE(extent(0)->slot.is_valid());
   for (const uint64_t index : {0, 1}) EXPECT_TRUE(engine_->evict(tensors_[index])) << index;
@@ -213,7 +213,7 @@ TEST_F(HostSpillTest, OpMayExceedHostMemory) {
   allocate(5);
   evict(5);
   ASSERT_TRUE(is_on_disk_alone(0));
-  // A fetch ahead may not exceed it.
+  // A fetch ahead may not exceed host memory.
   engine_->prefetch({tensors_[0]});
   EXPECT_TRUE(is_on_disk_alone(0));
   check(0);
@@ -294,7 +294,7 @@ TEST_F(HostSpillTest, ADiskThatHasFailedKeepsNobodyWaitingWhereNothingMayLeave) 
   tensors_.clear();
 }
 
-// The plan counts with the speed of the disk; what failed says nothing about it.
+// The plan takes the speed of the disk into account; a write that failed says nothing about it.
 TEST_F(HostSpillTest, AWriteThatFailsLeavesTheDisksSpeedAsItWas) {
   start();
   allocate(10);
@@ -463,7 +463,8 @@ TEST_F(SlowHostSpillTest, FreeDoesNotWait) {
 
 TEST_F(SlowHostSpillTest, FetchAheadWaitsForItsEnd) {
   start_demotion();
-  // The first tensor is not written, so its claim shows that the fetch has reached the second.
+  // The first tensor is not being written, so its claim shows that the fetch has reached the
+  // second.
   std::jthread fetch([this] { EXPECT_EQ(engine_->prefetch({tensors_[3], tensors_[1]}), 2u); });
   EXPECT_TRUE(eventually([&] { return engine_->state(tensors_[3]) != ExtentState::kCold; }));
   EXPECT_EQ(engine_->state(tensors_[1]), ExtentState::kCold);

@@ -167,7 +167,7 @@ TEST_F(LaunchGateTest, AKernelOfALongListFindsWhatIsAnnounced) {
     list.push_back(allocate());
     accesses.push_back({list.back(), AccessMode::kWrite});
   }
-  for (int index = 0; index < 16; ++index) accesses.push_back(accesses[0]);  // beyond a search
+  for (int index = 0; index < 16; ++index) accesses.push_back(accesses[0]);  // too many to search
   char* other = allocate();
   engine_.write(stream_, other, kExtent, 1);
   engine_->open_op(0, accesses, stream_);

@@ -47,8 +47,8 @@ bool is_loaded() {
   return false;
 }
 
-// These two tests come first, because a library stays loaded once it was found. No file can be
-// opened here, so no library is found.
+// These two tests come first, because a library stays loaded once it was found. In the first of
+// them no file can be opened, so no library is found.
 TEST(LoadNvrtcTest, WhereThereIsNoneSaysWhatWasTriedAndTheRemedy) {
   if (is_loaded()) GTEST_SKIP() << "NVRTC is loaded already";
   const int ended = run_in_child([] {
@@ -143,7 +143,7 @@ TEST_P(RealNvrtcTest, TakesTheKernelsWithoutAWord) {
 }
 
 // Registers spilled to memory would cost bandwidth that the kernel needs; more than 64 registers
-// would leave less than eight blocks on a multiprocessor.
+// would leave fewer than eight blocks on a multiprocessor.
 TEST_P(RealNvrtcTest, TheKernelsSpillNoRegisters) {
   for (const KernelText& kernel : {hash_kernel(GetParam()), copy_kernel(GetParam())}) {
     const char* const verbose = "-Xptxas=-v";

@@ -24,14 +24,14 @@ class RecordedUsesTest : public ::testing::Test {
     engine_.device().record_stream(tensor_, stream_);
     engine_.wait_until_idle();
   }
-  /// The stream gets work that does not end before let_go(), while the tensor is copied.
+  /// Gives the stream work that does not end before let_go(), while the tensor is copied.
   void hold_during_copy() {
     ASSERT_TRUE(eventually([&] { return copies() > copies_before_; }));
     engine_.driver().hold(stream_);
     EXPECT_EQ(engine_.driver().launch(stream_, {{reinterpret_cast<CUdeviceptr>(busy_), kBytes}},
                                       [] {}, {}),
               CUDA_SUCCESS);
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the copy takes some 60
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the copy takes 60 ms
   }
   uint64_t copies() { return engine_.driver().calls("cuMemcpyDtoHAsync"); }
 

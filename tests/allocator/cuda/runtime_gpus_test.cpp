@@ -514,7 +514,7 @@ TEST_F(RuntimeGpusTest, ChaosReachesEveryGpu) {
   });
 }
 
-// If nothing told of it, the summary would blame memory for failures of the context.
+// If nothing told of a failed context, the summary would blame memory.
 TEST_F(RuntimeGpusTest, AFailedContextIsTold) {
   in_child([this] {
     start();

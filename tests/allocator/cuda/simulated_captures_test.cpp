@@ -93,7 +93,7 @@ TEST_F(SimulatedCapturesTest, WorkOfACapturingStreamRunsWithEachLaunch) {
   EXPECT_EQ(buffer.data()[3 * kBytes - 1], 7);
 }
 
-// This order is the furthest from that of the capture, for programs that forget a dependency.
+// This order is the furthest from that of the capture, to expose programs that forget a dependency.
 TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends) {
   start();
   const CUstream at = capturing();

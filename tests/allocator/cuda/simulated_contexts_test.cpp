@@ -36,7 +36,7 @@ class SimulatedContextsTest : public ::testing::Test {
 
   // Makes the device's context current.
   void use(int device) { EXPECT_EQ(api_.cuCtxSetCurrent(contexts_[device]), CUDA_SUCCESS); }
-  // A kernel of the device that reads the bytes.
+  // Launches a kernel of the device that reads the bytes, and waits for it.
   CUresult read(int device, CUdeviceptr address, uint64_t bytes) {
     use(device);
     const CUresult result = driver_.launch(streams_[device], {{address, bytes, false}}, [] {});

@@ -153,7 +153,8 @@ class RandomProgram {
 TEST(SimulatedDriverFuzzTest, ProgramsOrderedByEventsGiveWhatTheModelGives) {
   Random random;
   for (int round = 0; round < 4; ++round) {
-    // The first round has no rates, the second has some; in the third one direction is slower.
+    // The first round has no rates, the others have some; in the third one, copies to the host are
+    // slower.
     SimulatedDriver driver({.to_device_bytes_per_s = round == 0 ? 0 : 2 * kGiB,
                             .to_host_bytes_per_s = round == 2 ? 256 * kMiB : kGiB * (round > 0),
                             .copy_latency_ns = random.between(0, 20'000)});

@@ -107,7 +107,7 @@ TEST_F(StagedCopiesTest, ToTheDeviceWaitsForBuffersOnly) {
   StagedCopies copies(*streams_[0], *ring_);
   EXPECT_TRUE(copies.to_device(device_[0]->address(), there.data(), there.size()).is_ok());
   EXPECT_EQ(driver_->calls("cuMemcpyHtoDAsync"), 2u);
-  driver_->let_go();  // otherwise the call would never have returned
+  driver_->let_go();  // a call that waited for copies would not have returned
 }
 
 TEST_F(StagedCopiesTest, ThreadsShareTheBuffers) {

@@ -11,7 +11,7 @@
 
 #include "support/cuda/simulated_driver.h"
 
-// The exports of libcuda.so.1 besides the names of TENCACHE_CUDA_FUNCTIONS.
+// The functions with a stand-in besides those of TENCACHE_CUDA_FUNCTIONS.
 #define EMULATED_OWN_FUNCTIONS(X) \
   X(cuDevicePrimaryCtxGetState)   \
   X(cuDeviceGetUuid)              \

@@ -34,7 +34,7 @@ CUresult give(const GraphNodes& found, CUgraphNode* nodes, size_t* count) {
 CUresult instantiate_graph(SimulatedDriver& /*driver*/, CUgraphExec* made, CUgraph graph,
                            unsigned long long flags) {
   if (made == nullptr || graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  // Neither flag changes a launch here: no node allocates, and priorities only advise. The other
+  // These two flags change no launch here: no node allocates, and priorities only advise. The other
   // flags upload at once, or launch from the device.
   constexpr uint64_t kFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
                               CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;

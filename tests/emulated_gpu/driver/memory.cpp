@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies between devices, and the attributes of addresses.
+// Copies between devices and by address, and the attributes of addresses.
 #include <optional>
 
 #include "driver/functions.h"

@@ -20,7 +20,7 @@
 namespace tencache {
 namespace {
 
-// Published after the driver is made, so that a thread that finds it finds it whole.
+// The driver is stored here once it is made, so that a thread that finds it finds it whole.
 std::atomic<SimulatedDriver*> started = nullptr;
 // Whether this process is a child of one that has started the driver.
 std::atomic<bool> is_forked_child = false;
@@ -65,7 +65,8 @@ void make_driver() {
   add_hash_kernel(*driver);
   add_copy_kernel(*driver);
   add_test_kernels(*driver);
-  // Libraries that were loaded before have registered theirs, so this handler runs before them.
+  // Libraries that were loaded before have registered their exit handlers, so this handler runs
+  // before those.
   atexit(&at_exit);
   pthread_atfork(nullptr, nullptr, &in_forked_child);
   started = driver;

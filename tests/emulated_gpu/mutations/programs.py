@@ -5,8 +5,8 @@
 options, the budget and the speed of the link. Each program keeps its stream busy, or holds it or
 the copies, so that later work is still queued when memory is wanted. It knows every byte that it
 should find. It ends with status 1 and "wrong bits: …" or "failed test: …" on stderr; an illegal
-address ends it by itself. Work that is queued too early differs by the device's lag behind the
-host, not by a clock, so a correct program passes on a machine of any speed.
+address ends it by itself. A move that comes too early shows because the device is behind the host,
+and not because of a clock, so a correct program passes on a machine of any speed.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def graph() -> None:
 
 @program
 def guarded_graph() -> None:
-    """Runs `graph` where the launch guard sees the capture; the guard cannot see the replays."""
+    """Runs graph() where the launch guard sees the capture; it cannot see the replays."""
     graph()
 
 
@@ -403,8 +403,8 @@ def fetched_elsewhere() -> None:
     others = [full(16, 0) for _ in range(5)]  # they make all tensors leave
     del others
     torch.cuda.empty_cache()
-    # The tensors come back, and their copies stay. If they came back in a row, tencache would fetch
-    # the next one on a guess, and whoever wants room waits for that.
+    # The tensors come back, and their copies stay. If they were used in a row, tencache would guess
+    # the next ones and fetch them, and whoever wants room would wait for that.
     sums = {index: tensors[index].sum() for index in (2, 0, 3, 1)}
     sum_elsewhere = torch.zeros((), device="cuda")
     with held_copies():

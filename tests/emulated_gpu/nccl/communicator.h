@@ -38,7 +38,7 @@ class Communicator {
   /// Makes a communicator of the ranks that give the same color, in the order of their keys; none
   /// for a rank without a color. All ranks must call it.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>* made);
-  /// Call the first before and the second after operations are queued in the stream, on the
+  /// Call enter_stream() before and mark_stream() after operations are queued in the stream, on the
   /// thread's current device.
   ncclResult_t enter_stream(cudaStream_t stream);
   ncclResult_t mark_stream(cudaStream_t stream);
@@ -58,7 +58,7 @@ class Communicator {
   std::optional<Reduction> find_reduction(ncclRedOp_t operation, ncclDataType_t type) const;
 
  private:
-  // Stores an error.
+  // Stores the result if it is an error, and returns it.
   ncclResult_t keep(ncclResult_t result);
 
   Meeting meeting_;

@@ -14,7 +14,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// Makes the device the thread's current one while it lives.
+// Makes the device the thread's current one for as long as the scope lives.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {

@@ -39,7 +39,7 @@ void gives(Operation* operation, const Reduction& reduction, const void* from, s
   reads(operation, reduction.factor->address, bytes_of(reduction.type));
 }
 
-// The same operation on the input multiplied by the factor, which goes into the buffer.
+// The operation on its input multiplied by the factor; the products go into the buffer.
 Operation scaled(const Operation& operation, std::vector<char>* buffer) {
   if (!operation.input.has_value()) return operation;
   const auto& [reduction, from, count] = *operation.input;

@@ -66,7 +66,7 @@ void EmulatedKernel::operator()(const OperatorHandle& op, DispatchKeySet, Stack*
   for (IValue& result : results) stack->push_back(std::move(result));
 }
 
-// CUDA's kernels check this themselves.
+// CUDA's kernels check the devices of their arguments themselves; a CPU kernel cannot.
 void EmulatedKernel::check_arguments(const Call& call) const {
   const auto is_fine = [&](const Tensor& t) {
     if (t.is_cuda()) return t.device().index() == call.device;

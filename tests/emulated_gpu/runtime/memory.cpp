@@ -166,7 +166,7 @@ EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
   if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   const std::optional<HostBlock> block = host_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  const CUresult waited = synchronize_devices();  // a stream of any may be about to touch it
+  const CUresult waited = synchronize_devices();  // any device may be about to touch it
   const CUresult result = d.cuMemHostUnregister(pointer);
   munmap(pointer, block->bytes);
   return note(waited != CUDA_SUCCESS ? waited : result);

@@ -2,7 +2,7 @@
 //
 // CallScript: counts the calls of each function of the simulated driver, and decides which of them
 // fail or take long. Functions are named as in TENCACHE_CUDA_FUNCTIONS; any other name is a failed
-// check. Any thread may use it. A call takes no lock while nothing is to fail or to wait, so
+// check. Any thread may use it. Until a test plans a failure or a delay, a call takes no lock, so
 // counting orders no threads of the program and hides no race from ThreadSanitizer.
 #pragma once
 

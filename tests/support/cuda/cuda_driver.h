@@ -52,7 +52,7 @@ class CudaDriver {
     engine_.wait_until_idle();
     if (engine_->mover() != nullptr) engine_->mover()->settle(true);
   }
-  /// Counts kernels that have run so far.
+  /// Counts only what kernels have found that have run so far.
   uint64_t differences() const { return engine_.differences(); }
   std::string check_books() { return engine_.check_books(); }
 

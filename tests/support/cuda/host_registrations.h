@@ -17,7 +17,7 @@
 namespace tencache {
 
 enum class HostMemoryKind : uint8_t {
-  kPageable,    // no byte is registered
+  kPageable,    // no byte is registered, or not for the device
   kRegistered,  // all of it lies in one registration
   kTorn,        // partly registered, or in several registrations; no copy takes it
 };

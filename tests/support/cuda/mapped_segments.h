@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // MappedSegments: a SegmentSource for tests, whose segments are memory that the driver has mapped.
-// It checks that exactly the segments it made come back, has a limit, and can be told to refuse. A
-// returned segment is unmapped at once, so work that still uses it fails the context. Threads: any.
+// It checks that what comes back was made here and did not come back before, and refuses segments
+// beyond a limit that a test may change. A returned segment is unmapped at once, so work that still
+// uses it fails the context. Threads: any.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -166,7 +166,7 @@ void SimulatedCaptures::forget(const SimulatedStream& stream) {
 
 void SimulatedCaptures::forget(CUevent event) {
   if (!is_used_) return;
-  Member forgotten;  // likewise
+  Member forgotten;  // so that its graph is destroyed without the lock
   MutexLock lock(mutex_);
   const auto found = events_.find(event);
   if (found == events_.end()) return;

@@ -3,9 +3,9 @@
 // SimulatedCaptures: which streams of the simulated driver capture which graph, and the calls that
 // nobody must make meanwhile. All rules of captures are here. Work that is queued in a capturing
 // stream becomes a node of the graph. An event that was recorded in such a stream stands for the
-// nodes before it, also after the capture, until it is recorded elsewhere; a stream that waits for
-// it joins the capture. A call that CUDA forbids makes the capture invalid: from then on its
-// streams refuse work, and its end gives no graph.
+// nodes before it until it is recorded elsewhere or destroyed. A stream that waits for such an
+// event joins the capture; after the capture nobody may wait for it. A call that CUDA forbids makes
+// the capture invalid: from then on its streams refuse work, and its end gives no graph.
 //
 // One mutex guards all of it. Only begin() and end() always take it; every other call skips it
 // while no stream captures and no event of a capture is left. Any thread may call. The errors are
@@ -51,8 +51,8 @@ class SimulatedCaptures {
   /// Whether the stream is the legacy one and would wait for a blocking stream that captures.
   bool is_unusable(const SimulatedStream& stream) const TENCACHE_EXCLUDES(mutex_);
 
-  // The next three do nothing, and return nothing, where the stream captures no graph: then the
-  // stream itself has to do what is asked.
+  // The next three return nothing where no capture is concerned; then the stream itself has to do
+  // what is asked. In that case record() still lets the event forget an earlier capture.
 
   /// Adds the work to the graph that the stream captures.
   std::optional<CUresult> add(const SimulatedStream& stream, GraphWork work)
@@ -97,7 +97,7 @@ class SimulatedCaptures {
   Member* find(const SimulatedStream& stream) TENCACHE_REQUIRES(mutex_);
   void count() TENCACHE_REQUIRES(mutex_);
   // The error where the stream's capture is invalid, or a blocking stream captures and the stream
-  // is the legacy one.
+  // is the legacy one, which makes that capture invalid.
   CUresult obstacle(const SimulatedStream& stream) TENCACHE_REQUIRES(mutex_);
 
   const SimulatedDevices& devices_;

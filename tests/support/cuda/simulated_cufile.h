@@ -25,7 +25,8 @@ class SimulatedCuFile {
   SimulatedCuFile& operator=(const SimulatedCuFile&) = delete;
 
   const CuFileApi& api() const { return api_; }
-  /// The nth call of that member of the table from now fails; a read returns -5.
+  /// The nth call from now of that member of the table fails; a read then returns -5. Deregistering
+  /// cannot fail.
   void fail(std::string_view name, uint64_t nth = 1) TENCACHE_EXCLUDES(mutex_);
   /// The next read delivers bytes that the file does not have.
   void lie_once() TENCACHE_EXCLUDES(mutex_);

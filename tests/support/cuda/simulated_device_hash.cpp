@@ -3,7 +3,7 @@
 // A chunk is a matrix of words of 16 bytes, with a row for each word of a strip and a column for
 // each lane. One vector of 32 bytes holds two lanes; their four sums of products for each pass stay
 // in the nearest cache from row to row. Only the AVX2 part is compiled for AVX2, and only on
-// x86-64. The includes have external linkage, so they come before that part.
+// x86-64. Included functions have external linkage, so the includes come before that part.
 #include "support/cuda/simulated_device_hash.h"
 
 #if defined(__x86_64__)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The hash kernel for the simulated driver. Its values are those of the text that NVRTC compiles
-// (platform/cuda/device_hash_kernel.h). With AVX2 it is several times as fast, since programs on
-// the emulated GPU hash all that they evict; without AVX2 it runs that very text. Threads: any.
+// (platform/cuda/device_hash_kernel.h). Programs on the emulated GPU hash all that they evict, so
+// AVX2, where the processor has it, makes the kernel several times as fast. Without AVX2 the kernel
+// runs that very text. Threads: any.
 #pragma once
 
 #include "platform/cuda/device_hash.h"

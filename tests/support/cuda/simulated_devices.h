@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SimulatedDevices: the devices of the simulated driver, their attributes, and their primary
-// contexts. A method has the parameters of the driver's function of that name. The current context
-// is the top of a stack of the calling thread; the stack is empty at first and forgotten with the
-// driver. The capture mode is the thread's, too.
+// contexts. A method has the parameters of the driver's function that it simulates. The current
+// context is the top of a stack of the calling thread; the stack is empty at first and forgotten
+// with the driver. The capture mode is the thread's, too.
 //
 // A primary context exists while it is retained more often than released. Threads: any.
 #pragma once
@@ -39,7 +39,7 @@ class SimulatedDevices {
   CUresult release_primary(CUdevice device) TENCACHE_EXCLUDES(mutex_);
   CUresult primary_state(CUdevice device, unsigned* flags, int* active);
   CUresult current(CUcontext* context);
-  /// Makes the context the top of the stack; null removes the top.
+  /// Puts the context in place of the top of the stack; null removes the top.
   CUresult set_current(CUcontext context) TENCACHE_EXCLUDES(mutex_);
   CUresult push_current(CUcontext context) TENCACHE_EXCLUDES(mutex_);
   CUresult pop_current(CUcontext* context);

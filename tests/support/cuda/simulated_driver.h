@@ -6,24 +6,25 @@
 //
 //   SimulatedDriver driver({.capacity_bytes = 64 * kMiB, .to_device_bytes_per_s = kGiB});
 //   const DriverApi& api = driver.api();  // cuInit has been done; the caller makes contexts
-//   driver.launch(stream, {{address, bytes}}, [&] { ...read and write there... }, 1'000'000);
+//   driver.launch(stream, {{address, bytes}}, [&] { ...read and write there... }, 1ms);
 //   driver.fail("cuMemCreate", 3, CUDA_ERROR_OUT_OF_MEMORY);
 //   EXPECT_EQ(driver.calls("cuStreamSynchronize"), 0u);
 //   EXPECT_EQ(driver.leaks(), "");
 //
 // The simulated driver is strict where the real one may be lenient: a call from a host function or
-// kernel is CUDA_ERROR_NOT_PERMITTED, and a call without the current context that its function
-// needs is CUDA_ERROR_INVALID_CONTEXT. simulated_memory.h, stream_table.h and simulated_stream.h
-// define how memory, streams and clocks behave.
+// kernel returns CUDA_ERROR_NOT_PERMITTED, and a call without the current context that its function
+// needs returns CUDA_ERROR_INVALID_CONTEXT. simulated_memory.h, stream_table.h and
+// simulated_stream.h define how memory, streams and clocks behave.
 //
 // Work on memory that is not, or no longer, accessible fails the context with
-// CUDA_ERROR_ILLEGAL_ADDRESS. All queued work is dropped, and every later call returns the error,
-// except queries of devices, versions, error texts and the current context. This holds for copies
-// and for the ranges that kernels declare; a kernel that touches other memory gets a SIGSEGV.
+// CUDA_ERROR_ILLEGAL_ADDRESS. All queued work is dropped, and every later call returns the error.
+// The exceptions are cuInit, queries of devices, versions and error texts, the current context, the
+// release of a primary context, and the thread's capture mode. This holds for copies and for the
+// ranges that kernels declare; a kernel that touches other memory gets a SIGSEGV.
 //
-// One is alive at a time, since the table's functions carry no context; a call without one is a
-// failed check. Any thread may call the table and the methods. Make and destroy it while no other
-// thread uses it.
+// One driver is alive at a time, since no argument of the table's functions names it; a call while
+// none is alive is a failed check. Any thread may call the table and the methods. Make and destroy
+// it while no other thread uses it.
 #pragma once
 
 #include <chrono>
@@ -52,8 +53,8 @@ class SimulatedDriver {
   const DriverApi& api() const { return api_; }
 
   /// Queues a kernel that uses these ranges. The stream is busy for the duration; then the callable
-  /// runs, on the stream's thread. As on the real driver, the ranges are checked only when the
-  /// kernel's turn comes.
+  /// runs, on the stream's thread. (With works_first it runs first.) As on the real driver, the
+  /// ranges are checked only when the kernel's turn comes.
   CUresult launch(CUstream stream, std::vector<DeviceRange> touches, std::function<void()> kernel,
                   std::chrono::nanoseconds duration = {});
 
@@ -65,7 +66,7 @@ class SimulatedDriver {
   /// From now on each call of the function takes that much longer.
   void set_latency(std::string_view name, std::chrono::nanoseconds latency);
   /// Makes the stream capture a CUDA graph in PyTorch's mode (CU_STREAM_CAPTURE_MODE_GLOBAL), or
-  /// ends that and drops the graph, by the same thread. A capture that was invalidated meanwhile
+  /// ends that and drops the graph. One thread does both. A capture that was invalidated meanwhile
   /// fails the test.
   void set_capturing(CUstream stream, bool is_capturing);
   /// Later work of the stream waits for let_go(). After two minutes of waiting the test ends.
@@ -83,8 +84,9 @@ class SimulatedDriver {
   /// How often the function was called, failed calls included.
   uint64_t calls(std::string_view name) const;
 
-  /// The number of works that are queued or running: in one stream, in all.
+  /// The number of works that are queued or running in the stream.
   size_t unfinished(CUstream stream) const;
+  /// Whether no stream has such work.
   bool is_idle() const;
   /// Lets go of held work and returns when all queued work has ended. This counts as no call of the
   /// driver.

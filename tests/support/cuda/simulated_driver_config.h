@@ -17,7 +17,8 @@
 namespace tencache {
 
 struct SimulatedDriverConfig {
-  // Several devices differ by number and each have this capacity; they share the copy engines.
+  // Several devices differ by their numbers alone. Each has capacity_bytes; they share the copy
+  // engines.
   int device_count = 1;
   bool has_peers = false;  // each device may use the memory of each other one
   std::string device_name = "Simulated GPU";
@@ -42,8 +43,8 @@ struct SimulatedDriverConfig {
   // program that never waits would fill the host's memory with them.
   uint64_t queued_kernels_max = UINT64_MAX;
 
-  // Kernels may deliberately write the source of a copy to the host meanwhile; ThreadSanitizer is
-  // told to let that pass.
+  // Kernels may deliberately write the source of a copy to the host while the copy runs;
+  // ThreadSanitizer is told to let that pass.
   bool reads_may_race = false;
 
   // A new stream gets the handle of the one that was destroyed last, as with an allocator.
@@ -60,7 +61,7 @@ struct SimulatedDriverConfig {
   std::map<CUdevice_attribute, int> attributes = {};
 };
 
-/// Stands for any device that has access. Copies reach memory through the device that has it.
+/// Stands for any device that has access. Copies reach memory through whichever device has access.
 inline constexpr int kAnyDevice = -1;
 
 /// Device addresses that a kernel uses.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The parts of SimulatedDriver, and the checks that its functions make before they act. They serve
-// simulated_driver.cpp and code that puts more of the driver's functions around it
+// simulated_driver.cpp and code that puts more of the driver's functions around the parts
 // (tests/emulated_gpu/driver); suites use the methods of SimulatedDriver. Each part guards itself.
 // Threads: any.
 #pragma once
@@ -22,7 +22,8 @@
 
 namespace tencache {
 
-// The conditions that a function checks before it does anything.
+// The conditions that a function checks before it does anything, beside that no host function or
+// kernel calls it.
 enum class CallKind : uint8_t {
   kQuery,    // none; it answers after a failure too
   kMemory,   // the context has not failed

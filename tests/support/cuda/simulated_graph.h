@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SimulatedGraph: a CUDA graph: nodes of work and their dependencies, in the order in which they
-// were captured. SimulatedExecutable: what is made from it and launched. A launch queues all nodes
-// in one stream, in one of the orders that the graph allows: of the nodes that may run, the one
-// that was captured last goes first. So work that only the order of the capture puts in order goes
-// wrong. A launch calls no function of the driver, as with the real one, so that no launch guard
-// sees a replay.
+// SimulatedGraph: the nodes of work of a CUDA graph and their dependencies, in the order in which
+// they were captured. SimulatedExecutable: what is made from a graph and launched. A launch queues
+// all nodes in one stream, in one of the orders that the graph allows: of the nodes that may run,
+// the one that was captured last goes first. That exposes programs that rely on the order of the
+// capture alone. A launch calls no function of the driver, as with the real one, so that no launch
+// guard sees a replay.
 //
 // The executable holds the work, and with it the objects that the program gave the graph, until its
 // last launch is over, so the graph may be destroyed first. As with CUDA's graphs, one thread at a
@@ -23,7 +23,7 @@
 
 namespace tencache {
 
-/// Queues something in the given stream; a graph calls it once a launch.
+/// Queues something in the given stream; a graph calls it once per launch.
 using GraphWork = std::function<CUresult(SimulatedStream&)>;
 
 struct GraphNode;
@@ -36,7 +36,7 @@ struct GraphNode {
 class SimulatedGraph {
  public:
   GraphNode* add(GraphWork work, GraphNodes dependencies);
-  /// Whether each node that nothing depends on is one of these.
+  /// Whether each node that nothing depends on is in `last`.
   bool ends_in(const GraphNodes& last) const;
   const std::vector<std::unique_ptr<GraphNode>>& nodes() const { return nodes_; }
   /// Holds the object as long as this graph, or an executable made from it from now on, exists.

@@ -137,8 +137,8 @@ CUresult SimulatedMemory::free_reservation(CUdeviceptr address, size_t bytes) {
   if (mapping != mappings_.end() && mapping->first < address + bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  // Accesses that were doomed by an unmapping may still run there. So the addresses are not given
-  // back yet; otherwise anybody's next mmap could get them.
+  // Accesses that were doomed by an unmapping may still run there. So such addresses are never
+  // given back; otherwise anybody's next mmap could get them.
   if (!is_in_use(address, bytes)) munmap(pointer(address), bytes);
   reservations_.erase(found);
   return CUDA_SUCCESS;
@@ -250,7 +250,8 @@ CUresult SimulatedMemory::check_access(CUdeviceptr address, uint64_t bytes,
   const bool is_device = access.location.type == CU_MEM_LOCATION_TYPE_DEVICE;
   if (!is_device && !is_host_location(access.location.type)) return CUDA_ERROR_INVALID_VALUE;
   if (is_device && !devices_.has_device(access.location.id)) return CUDA_ERROR_INVALID_DEVICE;
-  // The processor reaches host memory only, and so do other devices that are no peers.
+  // The processor reaches host memory only. A device also reaches its own memory and that of its
+  // peers.
   for (auto at = mappings_.find(address); at != mappings_.end() && at->first < address + bytes;
        ++at) {
     const Allocation& allocation = allocations_.at(at->second.handle);

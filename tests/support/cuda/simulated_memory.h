@@ -9,16 +9,17 @@
 // Invariants:
 //   1. A mapping lies in one reservation, overlaps no other, and has the size of its handle.
 //   2. A byte is accessible only while a mapping with access covers it; otherwise touching it is a
-//      SIGSEGV. Access is a device's own: no device gets access to another one's memory, and each
-//      may get access to host memory.
-//   3. A handle counts against the capacity of its device until it is released and mapped nowhere.
+//      SIGSEGV. Access is a device's own: a device gets access to another one's memory only where
+//      the config has peers, and each may get access to host memory.
+//   3. A handle of device memory counts against the capacity of its device until it is released and
+//      mapped nowhere.
 //   4. Unmapping memory under a running access fails the context. The rest of that access finds
 //      memory that belongs to nobody, instead of a SIGSEGV, until the address is mapped again or
 //      given back.
 //
 // Limits of the simulation: the processor, and a callable that runs as a kernel of another device,
-// can read device memory as a kernel does; what they declare is checked. A fresh handle reads as
-// zero. Threads: any; no lock is held while memory is copied.
+// can use device memory as a kernel does; only what they declare is checked. A fresh handle reads
+// as zero. Threads: any; no lock is held while memory is copied.
 #pragma once
 
 #include <cstdint>
@@ -75,8 +76,8 @@ class SimulatedMemory {
   /// The mapping that covers the address, if any.
   std::optional<Mapped> mapped_at(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Declares that the device works on the ranges from now to end_access(). Returns 0 when they are
-  /// not all accessible for it.
+  /// Declares that the device works on the ranges from now to end_access(). Returns the number for
+  /// end_access(), or 0 when the ranges are not all accessible for the device.
   uint64_t begin_access(std::span<const DeviceRange> ranges, int device) TENCACHE_EXCLUDES(mutex_);
   void end_access(uint64_t access) TENCACHE_EXCLUDES(mutex_);
 

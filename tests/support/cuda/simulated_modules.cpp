@@ -89,7 +89,7 @@ CUresult SimulatedModules::parameter(CUfunction function, size_t index, size_t* 
   if (found == functions_.end()) return CUDA_ERROR_INVALID_HANDLE;
   const std::vector<size_t>& sizes = found->second.kernel.parameter_bytes;
   if (offset == nullptr || index >= sizes.size()) return CUDA_ERROR_INVALID_VALUE;
-  // Each parameter is aligned as a word of 64 bits at most.
+  // Each parameter begins at a multiple of eight bytes.
   *offset = 0;
   for (size_t before = 0; before < index; ++before) *offset += round_up(sizes[before], 8);
   if (bytes != nullptr) *bytes = sizes[index];

@@ -26,10 +26,11 @@ class SimulatedNvrtc {
 
   const NvrtcApi& api() const { return api_; }
 
-  /// The next call of that function of the table returns `result` and does nothing.
+  /// The next call of that function of the table returns `result` and does nothing else, except
+  /// that a failed compilation leaves a log.
   void fail(std::string_view name, NvrtcResult result);
   int calls(std::string_view name) const;
-  /// Programs that were not destroyed.
+  /// The number of programs that were not destroyed.
   size_t leaks() const { return programs_.size(); }
 
  private:

@@ -10,7 +10,7 @@
 namespace tencache {
 namespace {
 
-// How late a stream finds out that the context has failed.
+// A stream whose work takes its time finds out at least this often whether the context has failed.
 constexpr uint64_t kFailureSeenNs = 10'000'000;
 
 thread_local bool on_stream = false;

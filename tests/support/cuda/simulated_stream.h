@@ -6,9 +6,9 @@
 //
 // Timed work takes its time on the device's clock: a stream's next work begins when its last one
 // ended, even if its thread woke late. So lateness does not add up, and the times of markers follow
-// exactly from the rates; no time is ahead of the real one. Bytes move, and kernels run, at the end
-// of their time: the worst case for a program that reads a target too early or reuses a source too
-// soon.
+// exactly from the rates; no time is ahead of the real one. Unless the config says works_first,
+// bytes move, and kernels run, at the end of their time: the worst case for a program that reads a
+// target too early or reuses a source too soon.
 //
 // A stream accounts for its time on that clock, kernel by kernel. Between two kernels it was
 // stalled from the moment the second one was queued, and starved before.
@@ -93,8 +93,8 @@ class SimulatedStream {
 
   /// Waits until one more kernel may be queued, as on a real GPU. Call before its push().
   void take_kernel_room() TENCACHE_EXCLUDES(mutex_);
-  /// Waits for nothing. The marker is complete once the action and everything before it have ended.
-  /// The action may be empty.
+  /// Queues the action and waits for nothing. The marker is complete once the action and everything
+  /// before it have ended. The action may be empty.
   void push(Action action, std::shared_ptr<Marker> marker = nullptr,
             WorkKind kind = WorkKind::kOther) TENCACHE_EXCLUDES(mutex_);
   /// The number of works that are queued or running.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stand-ins on the emulated GPU for the kernels that the tests in tests/gpu compile from text: they
-// do on the host what the text does. Nothing else there runs a program's own kernels.
+// do on the host what the text does. The emulated GPU runs no other kernel that a program compiles.
 #pragma once
 
 #include <cstdint>

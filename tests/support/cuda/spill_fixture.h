@@ -89,8 +89,8 @@ class SpillFixture : public ::testing::Test {
     };
     follow(uses_in_order, copy_ahead_bytes);
   }
-  /// Whether the tensor is cold and has a block. Looks between two batches of the thread that reads
-  /// ahead: a batch would leave out an extent that is claimed just for this look.
+  /// Whether the tensor is cold and has a block. The function looks between two batches of the
+  /// thread that reads ahead, and claims nothing, since a batch leaves out a claimed extent.
   bool has_block(uint64_t index) {
     ForkLatch& gate = (*engine_)->mover()->fork_latch();
     gate.close();

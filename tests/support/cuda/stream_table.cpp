@@ -72,7 +72,7 @@ std::vector<StreamTable::StreamPointer> StreamTable::all_streams() const {
 
 void StreamTable::push(SimulatedStream& stream, SimulatedStream::Action action,
                        std::shared_ptr<Marker> marker, WorkKind kind) {
-  // This comes before the lock, which others need to queue what the stream waits for.
+  // The wait for room comes before the lock, which others need to queue what the stream waits for.
   if (kind == WorkKind::kKernel) stream.take_kernel_room();
   if (stream.kind() == StreamKind::kNonBlocking) {
     return stream.push(std::move(action), std::move(marker), kind);
@@ -307,7 +307,7 @@ void StreamTable::wait_held(SimulatedStream& worker, uint64_t until) const {
 }
 
 // Looks twice, because the event that one stream waits for may have come while another stream was
-// looked at. Once all others stand still, it comes no more.
+// looked at. Once all others stand still, no event comes any more.
 bool StreamTable::is_stuck() const {
   bool waits = false;
   for (int round = 0; round < 2; ++round) {
@@ -354,7 +354,7 @@ CUresult StreamTable::synchronize() {
 }
 
 CUresult StreamTable::wait_for_device() const {
-  std::vector<std::shared_ptr<Marker>> markers;  // behind what is queued now, in all streams
+  std::vector<std::shared_ptr<Marker>> markers;  // behind what the device's streams have queued
   for (const StreamPointer& stream : all_streams()) {
     if (stream->device() != current_device()) continue;
     stream->push(nullptr, markers.emplace_back(std::make_shared<Marker>()));

@@ -4,21 +4,22 @@
 // copies, kernels, host functions, waits and writes of values. The methods of the driver have its
 // parameters.
 //
-//   - Each device has a NULL stream of its own; a call means that of the calling thread's current
-//     device. It is CUDA's legacy stream: its work waits for what the blocking streams of its
-//     device were given before, and their later work waits for it. Streams that are made as
-//     non-blocking take no part in that.
+//   - Each device has a NULL stream of its own; a call that names the NULL stream means that of the
+//     calling thread's current device. It is CUDA's legacy stream: its work waits for what the
+//     blocking streams of its device were given before, and their later work waits for it. Streams
+//     that are made as non-blocking take no part in that.
 //   - An event stands for the last moment that was recorded. Recording it again, or destroying it,
 //     changes nothing for streams that already wait.
 //   - A stream and an event belong to the device that is current when they are made. An event is
 //     recorded in a stream of its device (CUDA_ERROR_INVALID_HANDLE otherwise); any stream may wait
 //     for it. A kernel goes into a stream of the current device, and reaches what that device has
 //     access to. A copy goes into any stream and reaches each device's memory.
-//   - A copy checks its ranges when it is called (CUDA_ERROR_INVALID_VALUE) and when it runs (the
-//     context fails); kernels only when they run. Host memory that a call found registered must
-//     still be so when the work runs.
-//   - A copy to pageable memory ends before the call returns. One from pageable memory is staged:
-//     the call returns once it has read the source, and the bytes arrive in the stream's order.
+//   - Copies, memsets and values are checked when they are called (CUDA_ERROR_INVALID_VALUE) and
+//     when they run (the context fails); kernels only when they run. Host memory that a call found
+//     registered must still be so when the work runs.
+//   - Outside a capture, a copy to pageable memory ends before the call returns, and one from
+//     pageable memory is staged: the call returns once it has read the source, and the bytes arrive
+//     in the stream's order.
 //   - Work that is given to a stream that captures becomes a node of its graph, and runs with each
 //     launch of the graph (simulated_captures.h).
 //   - A destroyed stream finishes its work. A call that names its handle ends the process, as with
@@ -84,7 +85,7 @@ class StreamTable {
   /// See SimulatedDriver. REQUIRES: the stream exists.
   void set_capturing(CUstream stream, bool is_capturing);
   SimulatedCaptures& captures() { return captures_; }
-  /// Supports EQ and GEQ.
+  /// Supports only the comparisons EQ and GEQ.
   CUresult wait_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags);
   CUresult write_value32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
@@ -238,9 +239,9 @@ class StreamTable {
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without NULL streams
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left
   std::map<CUevent, Event> events_ TENCACHE_GUARDED_BY(mutex_);
-  std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one goes first
-  // The last name of a stream or event. No event's is ever used again, and no stream's unless the
-  // configuration says so. So the use of a destroyed one is always found out.
+  std::vector<CUstream> free_handles_ TENCACHE_GUARDED_BY(mutex_);  // the last one is reused first
+  // The last name of a stream or event. No event's name is ever used again, and no stream's unless
+  // the configuration says so. So the use of a destroyed one is found out.
   uint64_t last_name_ TENCACHE_GUARDED_BY(mutex_) = 0x1000;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The streams' captures of graphs, and the launches of what was captured. The handle of a graph, of
-// a node or of an executable graph is its address; the program owns those that it was given.
+// a node or of an executable graph is its address; the program owns the graphs and executable
+// graphs that it was given.
 #include <memory>
 #include <utility>
 
@@ -81,7 +82,8 @@ CUresult StreamTable::launch_graph(CUgraphExec graph, CUstream stream) {
   const StreamPointer found = find(stream);
   if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   auto* const executable = reinterpret_cast<SimulatedExecutable*>(graph);
-  // Within another capture its nodes become nodes of that one, in the order of the stream.
+  // Within another capture the graph's nodes become nodes of that capture's graph, in the order of
+  // the stream.
   if (captures_.is_capturing(*found)) {
     for (const GraphWork& work : executable->works()) {
       const CUresult result = queue(*found, work);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The work that StreamTable puts into streams, except events: values, copies, and kernels.
+// The work that StreamTable puts into streams, except events: values, copies, memsets, kernels and
+// host functions.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

@@ -3,8 +3,8 @@
 // TestCudaEngine: a whole allocator over the simulated driver with small figures, and helpers for
 // tests: streams, ops whose kernels write a stamp or look for one, evictions and fetches of single
 // extents. A kernel that touches unmapped memory fails the context, which the destructor reports.
-// The host tier really pins the memory that the simulated driver calls pinned. Threads: as Engine;
-// make and destroy it on one thread.
+// The host tier registers its memory with the simulated driver, as it does with a real one.
+// Threads: as Engine; make and destroy it on one thread.
 #pragma once
 
 #include <atomic>
@@ -43,8 +43,8 @@ class TestCudaEngine {
 
   using Adjust = std::function<void(CudaEngineConfig&)>;
 
-  /// `adjust` may change the configuration before the engine is made; aborts when that fails.
-  /// Without a copy kernel the copy engines copy, however slow they are.
+  /// `adjust` may change the configuration before the engine is made; aborts when the engine cannot
+  /// be made. Without a copy kernel the copy engines copy, however slow they are.
   explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {},
                           bool has_copy_kernel = false);
   /// Fails the test when objects of the driver are left, or when the context has failed without
@@ -62,8 +62,8 @@ class TestCudaEngine {
 
   /// Makes a stream of the program's.
   CUstream make_stream();
-  /// Destroys one of these as the program does under a guard, which tells of it first. Its work
-  /// goes on.
+  /// Destroys a stream of make_stream() as the program does under a guard, which tells of the end
+  /// first. The stream's work goes on.
   void destroy_stream(CUstream stream);
   /// Orders all later work of `later` after all earlier work of `earlier`.
   void order(CUstream earlier, CUstream later);
@@ -87,7 +87,7 @@ class TestCudaEngine {
   void check(CUstream stream, char* address, uint64_t bytes, uint64_t seed) {
     op(stream, {{address, bytes, seed, false}});
   }
-  /// The number of kernels that have found a wrong stamp.
+  /// The number of uses in which a kernel has found a wrong stamp.
   uint64_t differences() const { return differences_.load(); }
 
   /// Makes this one extent cold; false when it stayed resident.

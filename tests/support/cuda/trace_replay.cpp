@@ -29,7 +29,7 @@ SimulatedDriverConfig driver_config(const Trace& trace, const ReplayConfig& conf
   return driver;
 }
 
-// One direction of a disk: a piece has passed when all earlier pieces have.
+// The pace of one direction of a disk, where the pieces pass one after another.
 Fault pace(IoDirection direction, uint64_t bytes_per_s) {
   auto engine = std::make_shared<CopyEngine>(bytes_per_s, 0);
   Fault fault;

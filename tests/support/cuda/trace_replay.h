@@ -41,7 +41,7 @@ struct ReplayConfig {
   uint64_t budget_bytes = 0;
   bool plans = true;                                        // else the least recently used leaves
   uint64_t link_bytes_per_s = 0;                            // each way
-  uint64_t device_bytes_per_s = 0;                          // speed of a hash
+  uint64_t device_bytes_per_s = 0;                          // of hashes and copies on the device
   uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t host_bytes = 0;  // of host memory, a disk below it; 0: enough for everything
   uint64_t disk_read_bytes_per_s = 0;
@@ -55,7 +55,7 @@ struct ReplayConfig {
 struct ReplayResult {
   uint64_t periods = 0;
   uint64_t peak_bytes = 0;
-  uint64_t over_budget_events = 0;  // since the first plan was made
+  uint64_t over_budget_events = 0;  // in the measured periods
   // Sums over all measured periods.
   uint64_t early_fetches = 0;
   uint64_t late_fetches = 0;
@@ -70,7 +70,7 @@ struct ReplayResult {
   // Figures of one measured period.
   uint64_t measured_ns = 0;  // the median
   uint64_t simulated_ns = 0;
-  uint64_t compute_ns = 0;  // the learner's estimate of it
+  uint64_t compute_ns = 0;  // as the learner estimates it
   uint64_t bound_ns = 0;
   uint64_t simulated_stall_ns = 0;
   uint64_t simulated_late_bytes = 0;
@@ -78,7 +78,7 @@ struct ReplayResult {
   uint64_t simulated_evicted_bytes = 0;
   uint64_t simulated_disk_read_bytes = 0;
   uint64_t simulated_disk_written_bytes = 0;
-  uint64_t differences = 0;  // kernels that found other bytes than they should
+  uint64_t differences = 0;  // ends of tensors where a kernel found other bytes than it should
   std::string failure;       // empty when all went well
 };
 

@@ -9,7 +9,7 @@ endif()
 add_library(torch INTERFACE IMPORTED)
 target_include_directories(torch SYSTEM INTERFACE ${TORCH_FOLDER}/include
                                                   ${TORCH_FOLDER}/include/torch/csrc/api/include)
-# A program names no symbol of those for CUDA, and needs them all the same.
+# A program names no symbol of the libraries for CUDA, and needs them all the same.
 set(folder ${TORCH_FOLDER}/lib)
 file(GLOB libraries ${folder}/libc10.so ${folder}/libtorch_cpu.so ${folder}/libc10_cuda.so
      ${folder}/libtorch_cuda.so)
