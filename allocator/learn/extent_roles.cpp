@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <span>
 
@@ -146,9 +147,9 @@ void ExtentRoles::pair_by_size() {
   }
   for (const auto& [bytes, predecessors] : freed) {
     std::vector<Succession*>& successors = open[bytes];
-    for (auto last = predecessors.rbegin(); last != predecessors.rend(); ++last) {
+    for (const uint64_t last : std::views::reverse(predecessors)) {
       if (successors.empty()) break;
-      pair(successors.back(), *last);
+      pair(successors.back(), last);
       successors.pop_back();
     }
   }

@@ -28,8 +28,8 @@ def names_of_tests() -> set[str]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_what_is_left_out_exists(pattern: str) -> None:
-    # GoogleTest runs TEST_P(IoChannelTest, MovesNothing) as "Channels/IoChannelTest.MovesNothing/…".
-    # The sources have only the part in the middle.
+    # GoogleTest runs TEST_P(IoChannelTest, MovesNothing) under the name
+    # "Channels/IoChannelTest.MovesNothing/…". The sources have only the part in the middle.
     name = pattern.removeprefix("*/").split("/")[0]
     assert any(fnmatchcase(test, name) for test in names_of_tests())
 
