@@ -14,7 +14,8 @@
 namespace tencache::shim {
 namespace {
 
-// PyTorch replaces an allocator if the new priority is at least the current one; its own is 0.
+// PyTorch replaces an allocator if the new priority is at least the current one. Its own allocators
+// have 0.
 constexpr uint8_t kPriorityMax = 255;
 
 std::atomic<cudaStream_t (*)(c10::DeviceIndex)> current_stream_of{nullptr};

@@ -25,8 +25,8 @@
 
 namespace tencache::shim {
 
-/// What differs between the loaded libtorch and the one compiled against, as a clause; empty if
-/// nothing does.
+/// What differs between the loaded libtorch and the one that the shim was compiled against, as a
+/// clause; empty if nothing does.
 std::string why_layouts_differ();
 
 }  // namespace tencache::shim

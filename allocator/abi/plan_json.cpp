@@ -48,8 +48,8 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
           " ns of processor time for a byte cannot be planned with; give 0 to 10");
     }
   }
-  // A budget of host memory or of the device above all bytes changes nothing, and sums with it
-  // could wrap.
+  // A budget, of host memory or of the device, that exceeds the bytes of all tensors changes
+  // nothing, and sums with it could wrap.
   const bool has_disk_below = given.host_bytes > 0 && given.host_bytes < trace_bytes;
   if (has_disk_below) {
     TENCACHE_RETURN_IF_ERROR(check_speed(given.disk_read_bytes_per_s, trace_bytes));

@@ -77,7 +77,7 @@ class KeptFd {
   }
   ~KeptFd() { reset(); }
   KeptFd(KeptFd&& other) noexcept = default;
-  /// The descriptor held before goes with `other`.
+  /// Leaves the descriptor held before to `other`, which closes it at its end.
   KeptFd& operator=(KeptFd&& other) noexcept {
     std::swap(fd_, other.fd_);
     std::swap(identity_, other.identity_);

@@ -17,7 +17,7 @@ class UniqueFd {
   explicit UniqueFd(int fd) : fd_(fd) {}
   ~UniqueFd() { reset(); }
   UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
-  /// The descriptor held before goes with `other`.
+  /// Leaves the descriptor held before to `other`, which closes it at its end.
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     std::swap(fd_, other.fd_);
     return *this;

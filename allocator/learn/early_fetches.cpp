@@ -26,7 +26,8 @@ Plan fetch_when_room(const Trace& trace, uint64_t budget_bytes, const BinTimelin
     const Tick fetch_at = gap.comes_back() ? room.fetch_at(gap, idle, idle.count) : kNoTick;
     plan.moves.push_back({gap.tensor, gap.after, fetch_at, gap.before});
   }
-  // Among the evictions after one op, that of the tensor that is needed last goes first.
+  // Evictions after one op go in the opposite order: first the tensor whose deadline, counted from
+  // the moment at which most is away, is the last.
   std::reverse(plan.moves.begin(), plan.moves.end());
   return plan;
 }

@@ -32,7 +32,8 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
     plan.moves[number % returning].fetch_at =
         (gap.before + count - std::min(ahead, length - 1)) % count;
   }
-  // Among the evictions after one op, that of the tensor that is needed last goes first.
+  // Evictions after one op go in the opposite order: first the tensor that is needed last in the
+  // period.
   std::reverse(plan.moves.begin(), plan.moves.end());
   return plan;
 }

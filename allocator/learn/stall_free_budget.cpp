@@ -21,8 +21,8 @@ bool is_stall_free(const Simulation& simulation, double stall_share_max) {
 uint64_t stall_free_budget(const Trace& trace, Machine machine, double stall_share_max,
                            const std::function<bool()>& may_go_on) {
   const uint64_t peak = trace.peak_bytes();
-  // With all of the peak nothing leaves and nothing waits, so `high` is always stall-free.
   uint64_t low = std::max(machine.budget_bytes, trace.largest_op_bytes());
+  // With all of the peak nothing leaves and nothing waits, so `high` is always stall-free.
   uint64_t high = std::max(low, peak);
   while (high - low > std::max<uint64_t>(1, peak / kStepsOfPeak)) {
     if (!may_go_on()) return 0;

@@ -69,7 +69,8 @@ class ExtentWord {
   std::atomic<uint64_t> word_{0};
 
  private:
-  /// Whether it is resident and nobody uses it, with these flags of those that matter to evictions.
+  /// Whether the extent is resident, nobody uses it, and of the flags that matter to evictions it
+  /// has exactly these.
   bool rests_with(uint64_t flags) const {
     const uint64_t word = load();
     return state_of(word) == ExtentState::kResident && pins_of(word) == 0 &&

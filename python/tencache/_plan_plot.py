@@ -70,7 +70,7 @@ def _draw_lines(
     axes.plot(sizes, steps, color=_PLAN_COLOR, marker="o", markersize=3)
     write_beside(axes, "planned", (sizes[0], steps[0]), (6, 4), _PLAN_COLOR)
     ideal_name = f"ideal, computing alone: {format_time(ideal_ns)}"
-    # If the links never decide, the bound equals the ideal and needs no line of its own.
+    # If the links never limit a step, the bound equals the ideal and needs no line of its own.
     if max(bounds) > ideal * 1.005:
         axes.plot(sizes, bounds, color=_BOUND_COLOR, linewidth=0.8, linestyle="--")
         write_beside(axes, "lower bound", (sizes[0], bounds[0]), (6, 4), _BOUND_COLOR)

@@ -89,7 +89,7 @@ std::atomic<uint64_t> g_random{0};
 std::atomic<int64_t> g_calls{0};
 std::atomic<int64_t> g_faults{0};
 
-// The C library's functions do no more on x86-64.
+// On x86-64 the C library's functions do no more than these.
 ssize_t real_read(int fd, void* memory, size_t bytes, off_t offset) {
   return syscall(SYS_pread64, fd, memory, bytes, offset);
 }

@@ -61,8 +61,8 @@ class DeviceWaits {
   Stats& stats_;
   Mutex mutex_;
   uint64_t begun_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  // The fetches that a wait's verdict decides, by the number of the wait. A wait without fetches
-  // has no entry.
+  // Fetches that count as late or early once their wait is measured, by the number of the wait or
+  // of its part. One without fetches has no entry.
   std::unordered_map<uint64_t, LateFetches> undecided_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -85,9 +85,9 @@ class Mover {
   /// `bytes` became free or none is left. Takes those of which half or more was written, unless
   /// more was being written at the last look; all with `takes_all`.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
-  /// Where programs may read cold extents without an op: compares what those among the extents
-  /// that are cold show with what was written, in a forked child, too. A difference ends the
-  /// process (base/check.h fatal).
+  /// Where programs may read cold extents without an op: checks that those of the extents that are
+  /// cold show what was written, in a forked child, too. A difference ends the process
+  /// (base/check.h fatal).
   virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
   /// Looks for writes to cold extents without an op now, and books them.
   virtual void count_unannounced() {}

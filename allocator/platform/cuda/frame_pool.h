@@ -50,7 +50,7 @@ struct Frame {
   bool is_small = false;
 };
 
-/// Memory from the driver.
+/// How much memory the pool has from the driver, and how many frames of it are taken.
 struct FrameUse {
   UseCount bytes;   // of handles, free ones included
   UseCount frames;  // that were taken and not given back

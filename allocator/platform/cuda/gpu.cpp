@@ -93,7 +93,8 @@ Result<std::unique_ptr<Gpu>> Gpu::open(const DriverApi& driver, int ordinal) {
 }
 
 Status Gpu::status() const {
-  // A context that has failed refuses every call. One refusal may be for a moment.
+  // A context that has failed refuses every call. A single refusal may be
+  // momentary, so ask twice.
   return ask().is_ok() ? Status::ok() : ask();
 }
 

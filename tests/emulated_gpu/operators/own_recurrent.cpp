@@ -2,8 +2,8 @@
 //
 // CUDA's fused cells of LSTM and GRU with their backward, for which the CPU has only composites.
 // The matrix products are done before: a cell gets the gates' sums and adds the biases. The
-// workspace for the backward pass holds the values of CUDA's kernels, in their order: i, f, g, o of
-// an LSTM, and r, z, n, the hidden state and its part of n of a GRU. Each step is an operator on
+// workspace for the backward pass holds what CUDA's kernels keep there, in their order: i, f, g, o
+// of an LSTM, and r, z, n, the hidden state and its part of n of a GRU. Each step is an operator on
 // the device. There is no state, and any thread may call.
 #include "operators/own_kernels.h"
 #include "operators/tasks.h"
