@@ -2,9 +2,9 @@
 #include "learn/extent_roles.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <span>
 
@@ -131,7 +131,7 @@ void ExtentRoles::pair_by_place() {
 // copy, are still known by their numbers, which grow. The last of one size that live on succeed the
 // last of that size that were freed.
 void ExtentRoles::pair_by_size() {
-  std::map<uint64_t, std::set<uint64_t>> freed;  // by bytes
+  std::map<uint64_t, std::set<uint64_t, std::greater<>>> freed;  // by bytes, the newest first
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
     for (const LoggedAccess& access : log_.tick(number).accesses) {
       const ExtentLife* life = log_.life(access.extent_id);
@@ -147,7 +147,7 @@ void ExtentRoles::pair_by_size() {
   }
   for (const auto& [bytes, predecessors] : freed) {
     std::vector<Succession*>& successors = open[bytes];
-    for (const uint64_t last : std::views::reverse(predecessors)) {
+    for (const uint64_t last : predecessors) {
       if (successors.empty()) break;
       pair(successors.back(), last);
       successors.pop_back();
