@@ -48,7 +48,7 @@ struct ColdAccesses {
 // comes back. Until then they are looked up here, as far as there is a page map.
 ColdAccesses look_at_cold_extents(Engine& engine, const PageMap* page_map) {
   ColdAccesses found;
-  if (engine.mover() != nullptr) engine.mover()->count_unannounced();
+  if (engine.mover() != nullptr) engine.mover()->look_for_writes();
   found.written_bytes = engine.heap().unannounced_bytes();
   for (const ListedExtent& listed : engine.heap().extents()) {
     const uint64_t word = listed.extent->load();

@@ -11,7 +11,8 @@
 //   2. the list of engines        held from before a fork until after it, also while moves end:
 //      (engine/engine.cpp)        an exception, too
 //      Engine::fork_mutex()       after that; names of ops; held while a fork copies the process
-//   3. HostSpill::plan_mutex_     held while a cursor names the extents that are needed last
+//   3. HostSpill::plan_mutex_     guards the pointer to the cursor; held while that names the
+//                                 extents that are needed last
 //   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions
 //                                 are requested without it)
 //   5. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; no two at once
@@ -24,7 +25,8 @@
 //                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers
 //                                 and of the list of all StreamNumbers. Two are taken with another
 //                                 leaf lock held: CopyPause's in DeviceArena's, StreamQuarantine's
-//                                 in PinnedPool's
+//                                 in PinnedPool's. PinnedPool's destructor alone takes HostTier's
+//                                 with its own held
 //  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
 //      FreeMarks::mutex_          which frees the device has come to; taken with a leaf lock or a
 //                                 heap's held

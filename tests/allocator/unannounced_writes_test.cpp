@@ -53,10 +53,10 @@ TEST(UnannouncedWritesTest, WrittenPagesCountAsUseUntilAFetchMergesThem) {
   char* const tensor = cold_extents(engine, 1)[0];
   EXPECT_EQ(engine->budget().used(), 0u);
   fill_pattern(tensor, 3 * kPageBytes, 7);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine->heap().unannounced_bytes(), 3 * kPageBytes);
   EXPECT_EQ(engine->budget().used(), 3 * kPageBytes);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine->budget().used(), 3 * kPageBytes) << "counted once";
   engine.use({tensor});
   EXPECT_EQ(engine->heap().unannounced_bytes(), 0u);
@@ -70,7 +70,7 @@ TEST(UnannouncedWritesTest, FreeGivesThemBack) {
   TestEngine engine(small_budget());
   char* const tensor = cold_extents(engine, 1)[0];
   memset(tensor, 1, kMiB);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine->budget().used(), kMiB);
   engine.free(tensor);
   EXPECT_EQ(engine->budget().used(), 0u);
@@ -121,7 +121,7 @@ TEST(UnannouncedWritesTest, WhatComesBackMeanwhileWasNotWritten) {
     std::atomic<bool> has_ended{false};
     Interruption interruption;
     std::jthread looks([&] {
-      while (!has_ended) engine->mover()->count_unannounced();
+      while (!has_ended) engine->mover()->look_for_writes();
     });
     for (int round = 0; round < 150; ++round) {
       (void)engine.evict(tensor);
@@ -141,7 +141,7 @@ TEST(UnannouncedWritesTest, WhileThereIsRoomTheyStay) {
   TestEngine engine(small_budget());
   const std::vector<char*> tensors = cold_extents(engine, 4);
   for (char* tensor : tensors) memset(tensor, 1, kMiB);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   engine.use({tensors[0]});
   EXPECT_EQ(engine->heap().unannounced_bytes(), 3 * kMiB);
   EXPECT_EQ(engine.read(engine.stats().evicted_bytes), 4 * kMiB) << "nothing has left again";
@@ -151,11 +151,11 @@ TEST(UnannouncedWritesTest, WhatNeedsRoomGetsTheirs) {
   TestEngine engine(small_budget());
   const std::vector<char*> tensors = cold_extents(engine, 15);
   for (uint64_t index = 0; index < 15; ++index) fill_pattern(tensors[index], kMiB, 100 + index);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine->budget().used(), 15 * kMiB);
   char* const large = engine.allocate(8 * kMiB);
   memset(large, 1, 8 * kMiB);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_LE(engine->budget().used(), kBudget);
   EXPECT_LE(engine->heap().unannounced_bytes(), 8 * kMiB);
   EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
@@ -171,7 +171,7 @@ TEST(UnannouncedWritesTest, WhatExceedsTheBudgetIsCountedAndLeaves) {
   const std::vector<char*> tensors = cold_extents(engine, 24);
   for (uint64_t index = 0; index < 24; ++index) fill_pattern(tensors[index], kMiB, 100 + index);
   ::testing::internal::CaptureStderr();
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find("that it wrote outside of ops"), std::string::npos) << text;
   EXPECT_GT(engine.read(engine.stats().over_budget_events), 0u);
@@ -189,9 +189,9 @@ TEST(UnannouncedWritesTest, ThoseOfWhichMostWasWrittenGoAndGrowingOnesStay) {
   memset(tensors[0], 1, kMiB);          // all of it
   memset(tensors[1], 1, kPageBytes);    // little
   memset(tensors[2], 1, kMiB * 3 / 4);  // at rest
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   memset(tensors[3], 1, kMiB * 3 / 4);  // new since the last look
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   const EvictionResult first = engine->mover()->evict_written(16 * kMiB, false);
   EXPECT_EQ(first.count, 2u);
   EXPECT_EQ(first.bytes, kMiB * 7 / 4);
@@ -213,7 +213,7 @@ TEST(UnannouncedWritesTest, WhatAMergeTakesBeyondTheBudgetIsCounted) {
   engine.use({tensor}, AccessMode::kWrite);
   ASSERT_TRUE(engine.evict(tensor));
   memset(tensor, 1, kWrittenBytes);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   ASSERT_TRUE(engine->budget().try_reserve(kBudget - kWrittenBytes));
   EXPECT_EQ(engine.read(engine.stats().over_budget_events), 0u);
   ::testing::internal::CaptureStderr();
@@ -232,7 +232,7 @@ TEST(UnannouncedWritesTest, OnlyAsManyLeaveAsAreWanted) {
   TestEngine engine(small_budget());
   const std::vector<char*> tensors = cold_extents(engine, 6);
   for (char* tensor : tensors) memset(tensor, 1, kMiB);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine->mover()->evict_written(kMiB + 1, false).bytes, 2 * kMiB);
   EXPECT_EQ(engine->heap().unannounced_bytes(), 4 * kMiB);
 }
@@ -242,7 +242,7 @@ TEST(UnannouncedWritesTest, WhatAnOpUsesDoesNotLeave) {
   const std::vector<char*> tensors = cold_extents(engine, 2);
   memset(tensors[0], 1, kMiB);
   memset(tensors[1], 1, kMiB);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   const GateScope op(engine, {tensors[0]});
   EXPECT_EQ(engine->mover()->evict_written(16 * kMiB, true).count, 1u);
   EXPECT_TRUE(engine.is_resident(tensors[0]));
@@ -355,7 +355,7 @@ void write_while_all_leaves(Choice userfaultfd) {
   std::jthread mover([&] {
     while (!is_done.load()) {
       engine->evictor().evict_all();
-      engine->mover()->count_unannounced();
+      engine->mover()->look_for_writes();
       engine->mover()->evict_written(16 * kMiB, true);
     }
   });
@@ -363,7 +363,7 @@ void write_while_all_leaves(Choice userfaultfd) {
   is_done.store(true);
   mover.join();
   EXPECT_EQ(differences.load(), 0u);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   EXPECT_EQ(engine.check_books(), "");
 }
 
@@ -381,7 +381,7 @@ TEST(UnannouncedWritesTest, WhatWasOverwrittenAsAWholeIsTakenAsItIs) {
   TestEngine engine(small_budget(0, Choice::kAuto));
   const std::vector<char*> tensors = cold_extents(engine, 4);
   for (uint64_t index = 0; index < 4; ++index) fill_pattern(tensors[index], kMiB, 100 + index);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   const uint64_t read_bytes = engine.read(engine.stats().disk_read_bytes);
   EXPECT_EQ(engine->mover()->evict_written(4 * kMiB, false).bytes, 4 * kMiB);
   EXPECT_EQ(engine.read(engine.stats().disk_read_bytes), read_bytes);
@@ -398,7 +398,7 @@ TEST(UnannouncedWritesTest, PagesThatWereDroppedAreReadFromTheSlot) {
   TestEngine engine(small_budget());
   char* const tensor = cold_extents(engine, 1)[0];
   fill_pattern(tensor, kMiB, 100);
-  engine->mover()->count_unannounced();
+  engine->mover()->look_for_writes();
   ASSERT_EQ(madvise(tensor + kPageBytes, kPageBytes, MADV_DONTNEED), 0);
   EXPECT_EQ(engine->mover()->evict_written(kMiB, true).count, 1u);
   EXPECT_TRUE(has_pattern(tensor, kPageBytes, 100));

@@ -90,7 +90,7 @@ class Mover {
   /// (base/check.h fatal).
   virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
   /// Looks for writes to cold extents without an op now, and books them.
-  virtual void count_unannounced() {}
+  virtual void look_for_writes() {}
   /// Ends the search for unannounced writes. Call before the end of the parts that the heap calls.
   virtual void stop_looking() {}
 

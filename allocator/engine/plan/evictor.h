@@ -15,6 +15,10 @@
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
 // is resident.
 //
+// On the cpu backend a pass also evicts again what the program wrote while it was cold
+// (engine/move/cpu/unannounced_writes.h): before the victims where at least half of an extent was
+// written, else after them.
+//
 // Room for guesses (engine/plan/neighbours.h) is not made at the cost of what the program has just
 // named.
 //

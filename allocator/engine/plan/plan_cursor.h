@@ -22,10 +22,11 @@
 // The extents of a stored period, which an earlier run has recorded, are found on the way
 // (engine/plan/stored_roles.h).
 //
-// Threads: any. mutex_ is held while fetches are requested, so that they arrive in the order of the
-// ticks, or of the closes; it is taken before the locks of whoever receives them. Evictions are
-// requested without it, because that may call a GPU's driver; the times of the requests show which
-// are outdated.
+// Threads: any. mutex_ guards the place in the plan and the extents that were found for it; a
+// LearnedPlan never changes. mutex_ is held while fetches are requested, so that they arrive in the
+// order of the ticks, or of the closes; it is taken before the locks of whoever receives them.
+// Evictions are requested without it, because that may call a GPU's driver; the times of the
+// requests show which are outdated.
 #pragma once
 
 #include <array>

@@ -200,7 +200,7 @@ std::optional<uint64_t> SlotFetches::count_written(Extent* extent) {
     while (!counted_.compare_exchange_weak(other, extent)) {
       if (other != nullptr) counted_.wait(std::exchange(other, nullptr));
     }
-    if (extent->claim_for_fetch()) {
+    if (extent->claim_for_fetch()) {  // only to keep others away
       TouchedPages touched;
       if (page_map_.scan(extent->address, extent->bytes, &touched).is_ok()) {
         written_bytes = touched.written.size() * kPageBytes;

@@ -70,7 +70,7 @@ class SlotMover final : public Mover {
     if (is_in_child) return checks_.check_in_child(extents);
     checks_.check(extents);
   }
-  void count_unannounced() override { (void)unannounced_.count(); }
+  void look_for_writes() override { (void)unannounced_.count(); }
   void stop_looking() override { unannounced_.stop(); }
   /// Bytes that cannot be read back end the process (base/check.h fatal). Where the kernel refuses
   /// a mapping the extent stays cold, which is slow but right; the first time, a warning says so.
