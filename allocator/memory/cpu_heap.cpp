@@ -55,7 +55,7 @@ Result<Allocation> CpuHeap::allocate_extent(uint64_t bytes) {
 // pages.
 Allocation CpuHeap::hand_out(Extent* extent, uint64_t requested_bytes) {
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
-  extent->id = next_id();
+  extent->id.store(next_id(), std::memory_order_release);
   extent->allocated_by.store(this_thread(), std::memory_order_relaxed);
   extent->is_written_unannounced.store(false, std::memory_order_relaxed);
   if (extent->state() == ExtentState::kCached) {

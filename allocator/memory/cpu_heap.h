@@ -25,7 +25,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +36,7 @@
 #include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/malloc_use.h"
+#include "memory/recycling_map.h"
 #include "memory/slabs.h"
 #include "platform/address_arena.h"
 #include "platform/page_map.h"
@@ -179,7 +179,7 @@ class CpuHeap final : public Heap {
   mutable Mutex mutex_;
   ExtentPool<Extent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
-  std::map<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
+  RecyclingMap<uint64_t, SizeList> cached_by_size_ TENCACHE_GUARDED_BY(mutex_);
   CachedRuns cached_runs_ TENCACHE_GUARDED_BY(mutex_);   // of what was freed up to runs_until_
   uint64_t runs_until_ TENCACHE_GUARDED_BY(mutex_) = 0;  // a retired_at
   std::atomic<uint64_t> retire_count_{0};                // changed with mutex_ held

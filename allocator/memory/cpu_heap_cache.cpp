@@ -30,7 +30,8 @@ void CpuHeap::cache(Extent* extent) {
   uint64_t count = 0;
   {
     MutexLock lock(mutex_);
-    count = retire_count_.fetch_add(1, std::memory_order_relaxed) + 1;
+    count = retire_count_.load(std::memory_order_relaxed) + 1;
+    retire_count_.store(count, std::memory_order_relaxed);
     extent->retired_at = count;
     link_cached(extent);
     // The slot of a busy extent belongs to its writer. It is given back when the extent is reused

@@ -126,7 +126,7 @@ Result<RestoredBlocks> CudaHeap::restore_private(uint64_t pool,
 Allocation CudaHeap::hand_out(CudaExtent* extent, uint64_t requested_bytes, StreamSet stream) {
   release_spare_copy(extent);  // left by a migration that noticed the free only later
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
-  extent->id = next_id();
+  extent->id.store(next_id(), std::memory_order_release);
   extent->owner.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
@@ -208,7 +208,7 @@ CudaExtent* CudaHeap::begin_extent(char* address, Frame frame, uint64_t requeste
   extent->owner.store(stream, std::memory_order_relaxed);
   extent->used_by.store(stream, std::memory_order_relaxed);
   extent->is_recorded.store(false, std::memory_order_relaxed);
-  extent->id = next_id();
+  extent->id.store(next_id(), std::memory_order_release);
   extent->requested_bytes.store(requested_bytes, std::memory_order_relaxed);
   extent_count_.fetch_add(1, std::memory_order_relaxed);
   table_.set(extent->address, bytes, extent);

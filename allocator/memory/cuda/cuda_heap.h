@@ -57,6 +57,7 @@
 #include "memory/extent_pool.h"
 #include "memory/heap.h"
 #include "memory/intrusive_list.h"
+#include "memory/recycling_map.h"
 #include "platform/cuda/device_arena.h"
 #include "platform/cuda/frame_pool.h"
 #include "platform/cuda/stream_numbers.h"
@@ -242,8 +243,8 @@ class CudaHeap final : public Heap, private SegmentSource {
   mutable Mutex mutex_;
   ExtentPool<CudaExtent> pool_ TENCACHE_GUARDED_BY(mutex_);
   AgeList cached_by_age_ TENCACHE_GUARDED_BY(mutex_);  // newest first
-  std::map<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
-  std::map<const char*, CudaExtent*> cached_by_address_ TENCACHE_GUARDED_BY(mutex_);
+  RecyclingMap<Key, SizeList> cached_by_key_ TENCACHE_GUARDED_BY(mutex_);
+  RecyclingMap<const char*, CudaExtent*> cached_by_address_ TENCACHE_GUARDED_BY(mutex_);
   std::map<StreamSet, CachedRuns> cached_runs_ TENCACHE_GUARDED_BY(mutex_);  // by owner
   std::unordered_map<CUdeviceptr, Frame> segments_ TENCACHE_GUARDED_BY(mutex_);
   uint64_t leaving_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // cached extents that threads destroy

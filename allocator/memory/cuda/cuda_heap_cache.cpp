@@ -114,7 +114,7 @@ void CudaHeap::link_cached(CudaExtent* extent) {
   extent->is_in_runs = false;
   cached_by_age_.push_front(extent);
   cached_by_key_[key_of(*extent)].push_front(extent);
-  cached_by_address_.emplace(extent->address, extent);
+  cached_by_address_[extent->address] = extent;
 }
 
 void CudaHeap::unlink_cached(CudaExtent* extent) {
