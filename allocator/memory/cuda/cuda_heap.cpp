@@ -176,6 +176,19 @@ void CudaHeap::count_allocated(const CudaExtent& extent) {
   note_live();
 }
 
+// Counts an extent that the program frees; `others` may still use it, besides the stream that it
+// was allocated on.
+void CudaHeap::count_freed(uint64_t requested_bytes, uint64_t extent_bytes, StreamSet others) {
+  const bool is_small = BlockTable::is_small(requested_bytes);
+  const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
+  if (others != kNoStreams) {
+    use_.free(is_small, bytes);
+    return;
+  }
+  const SplitChange rest = rest_of(extent_bytes - bytes);
+  use_.free_unused(is_small, bytes, requested_bytes, {-rest.bytes, -rest.count});
+}
+
 // Counts a freed extent that no stream but the one it was allocated on may still use.
 void CudaHeap::count_done(uint64_t requested_bytes, uint64_t extent_bytes) {
   const uint64_t bytes = BlockTable::block_bytes_of(requested_bytes, extent_bytes);
@@ -375,14 +388,12 @@ void CudaHeap::free(void* address) {
   const uint64_t extent_bytes = extent->bytes;
   const bool is_shared = others_of(*extent) != kNoStreams;
   const Retired retired = extent->retire();
-  use_.free(BlockTable::is_small(requested_bytes),
-            BlockTable::block_bytes_of(requested_bytes, extent_bytes));
   if (retired == Retired::kCached) {
     cache(extent);
   } else {
     // The extent's bytes are not on the GPU, so no stream uses them.
     if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
-    count_done(requested_bytes, extent_bytes);
+    count_freed(requested_bytes, extent_bytes, kNoStreams);
     if (retired == Retired::kVacant) give_back_addresses(extent);
   }
   shrink_now_and_then();

@@ -178,6 +178,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   void count_allocated(const CudaExtent& extent);
   void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  void count_freed(uint64_t requested_bytes, uint64_t extent_bytes, StreamSet others);
   void count_done(uint64_t requested_bytes, uint64_t extent_bytes);
   void release_spare_copy(CudaExtent* extent);
   bool free_block(CUdeviceptr address);

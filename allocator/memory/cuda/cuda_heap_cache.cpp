@@ -85,12 +85,12 @@ void CudaHeap::cache(CudaExtent* extent) {
   extent->free_number =
       free_marks_.note_free(extent->owner.load(), extent->bytes, bytes_per_mark());
   const StreamSet others = others_of(*extent);
+  count_freed(extent->requested_bytes.load(), extent->bytes, others);
   if (others != kNoStreams) {
     waiting_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
     waiting_.add(extent, {{&streams_, others}});
     return;
   }
-  count_done(extent->requested_bytes.load(), extent->bytes);
   MutexLock lock(mutex_);
   link_cached(extent);
 }

@@ -62,11 +62,15 @@ class ProgramUse {
   /// No stream uses the freed block any more.
   void complete(bool is_small, uint64_t bytes, uint64_t requested_bytes, SplitChange split = {})
       TENCACHE_EXCLUDES(mutex_) {
+    of_kind(is_small, [&](UsesOfKind& uses) { complete_in(uses, bytes, requested_bytes, split); });
+  }
+  /// The program has freed a block that no stream uses: free() and complete() at once.
+  void free_unused(bool is_small, uint64_t bytes, uint64_t requested_bytes, SplitChange split)
+      TENCACHE_EXCLUDES(mutex_) {
     of_kind(is_small, [&](UsesOfKind& uses) {
-      uses.active_bytes.remove(bytes);
-      uses.active_count.remove(1);
-      uses.requested_bytes.remove(requested_bytes);
-      apply(uses, split);
+      uses.bytes.remove(bytes);
+      uses.allocations.remove(1);
+      complete_in(uses, bytes, requested_bytes, split);
     });
   }
   ProgramUses read() const TENCACHE_EXCLUDES(mutex_) {
@@ -93,6 +97,13 @@ class ProgramUse {
   static void apply(UsesOfKind& uses, SplitChange split) {
     apply(uses.split_bytes, split.bytes);
     apply(uses.split_count, split.count);
+  }
+  static void complete_in(UsesOfKind& uses, uint64_t bytes, uint64_t requested_bytes,
+                          SplitChange split) {
+    uses.active_bytes.remove(bytes);
+    uses.active_count.remove(1);
+    uses.requested_bytes.remove(requested_bytes);
+    apply(uses, split);
   }
   template <typename Change>
   void of_kind(bool is_small, Change change) TENCACHE_EXCLUDES(mutex_) {
