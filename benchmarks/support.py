@@ -62,6 +62,9 @@ class Variant:
         # No worker asks the hub: models are built from configurations.
         result.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error", PYTHONHASHSEED="0")
         if self.options is not None:
+            from tencache import _openmp
+
+            _openmp.let_threads_sleep(result)  # as `tencache run` does
             result.update(TENCACHE="1", TENCACHE_QUIET="on")
             result.update({f"TENCACHE_{k.upper()}": str(v) for k, v in self.options.items()})
         return result
