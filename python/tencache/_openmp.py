@@ -5,8 +5,7 @@ On a CPU, PyTorch computes with one OpenMP thread per core. A thread of tencache
 takes a core for a moment, and the other compute threads must wait for the one that lost it. GNU's
 OpenMP, which PyTorch's wheels bring, makes them spin for some milliseconds. While they spin no core
 is idle, so the kernel cannot give one to the thread that lost its own. If they sleep soon, the
-kernel does. GPT-2 at half of its memory then trains 4% faster (docs/cpu.md); a program that fits is
-no slower.
+kernel does (docs/cpu.md).
 
 OpenMP reads its variables once, when torch loads it. This module imports no torch. Threads: the
 caller's.
