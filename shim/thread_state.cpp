@@ -17,7 +17,9 @@ thread_local ThreadStateOwner owner;
 
 }  // namespace
 
-constinit thread_local ThreadState* thread_state_pointer = nullptr;
+// In a unity build, uses below get the model that this definition names.
+constinit thread_local ThreadState* thread_state_pointer
+    __attribute__((tls_model("initial-exec"))) = nullptr;
 
 __attribute__((noinline, cold)) ThreadState& make_thread_state() {
   owner.is_registered = true;  // this use registers its destructor

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "abi/tencache_guard.h"
+#include "base/check.h"
 
 namespace tencache {
 namespace {
@@ -95,12 +96,8 @@ void* Engines::stream_of(const EngineEntry& entry) const {
   return current_stream != nullptr ? current_stream(entry.ordinal) : nullptr;
 }
 
-void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses) {
+void Engines::open_on_gpu(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses) {
   Engine& engine = *entry.engine;
-  if (entry.ordinal == EngineEntry::kHost) {
-    engine.gate().open(op, accesses);
-    return;
-  }
   // An op without extents on this GPU needs no stream lookup.
   if (engine.is_passive() || !names_something(engine, accesses)) {
     engine.gate().open(op, {});
@@ -120,15 +117,21 @@ void Engines::open_on(const EngineEntry& entry, uint32_t op, std::span<const Acc
   engine.open_op(op, accesses, stream);
 }
 
-void Engines::open(uint32_t op, std::span<const Access> accesses) {
+TENCACHE_HOT void Engines::open(uint32_t op, std::span<const Access> accesses) {
   const size_t told_count = count();
   note_open(told_count);
   for (size_t index = 0; index < told_count; ++index) {
-    if (entries_[index].engine != nullptr) open_on(entries_[index], op, accesses);
+    const EngineEntry& entry = entries_[index];
+    if (entry.engine == nullptr) continue;
+    if (entry.ordinal == EngineEntry::kHost) {
+      entry.engine->gate().open(op, accesses);
+    } else {
+      open_on_gpu(entry, op, accesses);
+    }
   }
 }
 
-void Engines::close() {
+TENCACHE_HOT void Engines::close() {
   ThreadDepth& thread = t_depth;
   const uint32_t level = --thread.depth;
   for (size_t index = 0; index < thread.known_count; ++index) {
@@ -148,7 +151,7 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
     void* const stream = stream_of(entry);
-    // What such a stream uses needs no hold, because open_on() keeps it resident.
+    // What such a stream uses needs no hold, because open_on_gpu() keeps it resident.
     if (stream == TENCACHE_STREAM_PER_THREAD || engine.device().is_capturing(stream)) continue;
     const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);

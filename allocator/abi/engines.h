@@ -98,7 +98,7 @@ class Engines {
 
  private:
   void* stream_of(const EngineEntry& entry) const;
-  void open_on(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
+  void open_on_gpu(const EngineEntry& entry, uint32_t op, std::span<const Access> accesses);
 
   std::atomic<CurrentStream> current_stream_{nullptr};
   // add() writes an entry before it raises count_. remove() sets the entry's engine to null, and

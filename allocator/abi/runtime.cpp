@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "abi/period_arrays.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/shown_text.h"
@@ -59,7 +60,7 @@ std::string absolute_path(const std::string& path) {
 
 const char* const kVersion = TENCACHE_VERSION;
 
-Runtime& Runtime::instance() {
+TENCACHE_HOT Runtime& Runtime::instance() {
   static Runtime* runtime = new Runtime();
   return *runtime;
 }

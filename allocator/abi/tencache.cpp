@@ -20,6 +20,7 @@
 #include "abi/error_text.h"
 #include "abi/plan_json.h"
 #include "abi/runtime.h"
+#include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "engine/reading.h"
@@ -117,11 +118,11 @@ void tencache_free(void* address) {
 
 uint32_t tencache_register_op(const char* name) { return engines().register_op(name); }
 
-void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
+TENCACHE_HOT void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count) {
   engines().open(op, as_accesses(accesses, count));
 }
 
-void tencache_gate_close(void) { engines().close(); }
+TENCACHE_HOT void tencache_gate_close(void) { engines().close(); }
 
 uint32_t tencache_gate_depth(void) { return Engines::depth(); }
 

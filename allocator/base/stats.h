@@ -46,7 +46,7 @@ struct Stats {
   Counter over_budget_events{0};
   Counter over_budget_peak_bytes{0};  // largest excess over the device budget
   Counter eviction_failures{0};       // the disk or a mapping failed: the extent stayed resident
-  Counter ops{0};                     // ops that passed the gate
+  Counter ops{0};  // ops that passed the gate, as of the last Engine::settled_stats()
   Counter steps{0};
   Counter extents_allocated{0};
   Counter chaos_evictions{0};

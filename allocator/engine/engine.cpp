@@ -171,7 +171,9 @@ void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   if (!t_has_fork_locks) return;
   g_engines_mutex.lock();
   for (Engine* engine : g_engines) {
-    if (engine == nullptr || engine->is_passive() || engine->mover() == nullptr) continue;
+    if (engine == nullptr || engine->is_passive()) continue;
+    raise_to(engine->stats().ops, engine->recorder().op_count());  // the child reads no rings
+    if (engine->mover() == nullptr) continue;
     engine->mover()->fork_latch().close();
     engine->device().before_fork();
     add(engine->stats().forks, 1);

@@ -90,8 +90,9 @@ class Engine final : private PlanSink {
   Mover* mover() const { return parts_.mover; }
   Budget& budget() { return device_->budget(); }
   Stats& stats() { return device_->stats(); }
-  /// The stats, including how long the device has waited until now. Calls the driver.
+  /// The stats, including all ops and how long the device has waited until now. Calls the driver.
   const Stats& settled_stats() {
+    if (!is_passive()) raise_to(stats().ops, recorder_.op_count());
     gate_->settle_waits();
     return stats();
   }

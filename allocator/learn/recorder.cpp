@@ -21,8 +21,9 @@ std::string_view event_kind_name(EventKind kind) {
   return number < kNames.size() ? kNames[number] : "unknown";
 }
 
-EventRing::EventRing(uint32_t thread_index)
+EventRing::EventRing(uint32_t thread_index, const EventRing* older)
     : thread_index_(thread_index),
+      older_(older),
       // With calloc() the untouched pages of a ring that is never filled cost nothing.
       words_(static_cast<uint64_t*>(calloc(kRingEvents * kWordsPerEvent, sizeof(uint64_t)))) {
   TENCACHE_CHECK(words_ != nullptr, "no memory for an event ring");
@@ -57,13 +58,24 @@ EventRing* Recorder::acquire_ring() {
     idle_rings_.pop_back();
     return ring;
   }
-  rings_.emplace_back(new EventRing(static_cast<uint32_t>(rings_.size())));
+  rings_.emplace_back(new EventRing(static_cast<uint32_t>(rings_.size()),
+                                    newest_ring_.load(std::memory_order_relaxed)));
+  newest_ring_.store(rings_.back().get(), std::memory_order_release);
   return rings_.back().get();
 }
 
 void Recorder::release_ring(EventRing* ring) {
   MutexLock lock(mutex_);
   idle_rings_.push_back(ring);
+}
+
+uint64_t Recorder::op_count() const {
+  uint64_t count = 0;
+  const EventRing* ring = newest_ring_.load(std::memory_order_acquire);
+  for (; ring != nullptr; ring = ring->older_) {
+    count += ring->op_count_.load(std::memory_order_relaxed);
+  }
+  return count;
 }
 
 uint32_t Recorder::register_op(std::string_view name) {

@@ -9,7 +9,8 @@
 // rings are shared and locked.
 //
 // Threads: only the ring's thread appends. Any thread calls snapshot() at any time: events are
-// stored as atomic words, and those that may have been overwritten meanwhile are left out.
+// stored as atomic words, and those that may have been overwritten meanwhile are left out. So does
+// op_count(), which takes no lock: rings are linked, newest first, and never removed.
 #pragma once
 
 #include <atomic>
@@ -51,7 +52,8 @@ struct Event {
 
 inline constexpr uint64_t kRingEvents = uint64_t{1} << 16;
 
-class EventRing {
+// Each op writes its thread's ring, so two rings share no cache line.
+class alignas(64) EventRing {
  public:
   void append(const Event& event) {
     const uint64_t index = count_.load(std::memory_order_relaxed);
@@ -61,6 +63,10 @@ class EventRing {
     store(words[2], event.bytes);
     store(words[3], uint64_t{event.op} << 8 | static_cast<uint64_t>(event.kind));
     count_.store(index + 1, std::memory_order_release);
+  }
+  /// Call when the ring's thread begins an op.
+  void count_op() {
+    op_count_.store(op_count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
   /// The events from number `position` on that are still there, oldest first. `lost_count` receives
@@ -74,7 +80,8 @@ class EventRing {
   struct FreeDeleter {
     void operator()(uint64_t* words) const { std::free(words); }
   };
-  explicit EventRing(uint32_t thread_index);
+  /// `older` is the ring made before this one.
+  EventRing(uint32_t thread_index, const EventRing* older);
 
   // Release and acquire (plain moves on x86) tie each word to the count before it: a thread that
   // reads a word of an event also reads a count that includes all events before that one.
@@ -86,8 +93,11 @@ class EventRing {
   }
 
   const uint32_t thread_index_;
+  const EventRing* const older_;
   std::unique_ptr<uint64_t[], FreeDeleter> words_;
-  std::atomic<uint64_t> count_{0};  // written by the ring's thread
+  // Written by the ring's thread.
+  std::atomic<uint64_t> count_{0};
+  std::atomic<uint64_t> op_count_{0};  // of all threads that had the ring
 };
 
 struct ThreadEvents {
@@ -101,6 +111,8 @@ class Recorder {
   /// Lends this thread a ring until release_ring().
   EventRing* acquire_ring() TENCACHE_EXCLUDES(mutex_);
   void release_ring(EventRing* ring) TENCACHE_EXCLUDES(mutex_);
+  /// How many ops all threads have begun. Takes no lock.
+  uint64_t op_count() const;
 
   /// The number of an op; the same name always has the same number, from 1.
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
@@ -125,6 +137,7 @@ class Recorder {
   const TimestampConverter clock_;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<EventRing>> rings_ TENCACHE_GUARDED_BY(mutex_);
+  std::atomic<const EventRing*> newest_ring_{nullptr};
   std::vector<EventRing*> idle_rings_ TENCACHE_GUARDED_BY(mutex_);
   std::deque<std::string> op_names_ TENCACHE_GUARDED_BY(mutex_);
   std::unordered_map<std::string, uint32_t> op_numbers_ TENCACHE_GUARDED_BY(mutex_);

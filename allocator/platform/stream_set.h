@@ -11,4 +11,8 @@ namespace tencache {
 using StreamSet = uint64_t;
 inline constexpr StreamSet kNoStreams = 0;
 
+/// Whether the set has exactly one bit. std::has_single_bit() would call libgcc's popcount, since
+/// not every x86-64 processor has the instruction.
+constexpr bool has_one_bit(StreamSet set) { return set != kNoStreams && (set & (set - 1)) == 0; }
+
 }  // namespace tencache

@@ -116,7 +116,7 @@ TEST_F(GateTest, OtherAddressesAreIgnored) {
   int local = 0;
   engine_.use(
       {nullptr, &local, engine_.device().arena().base() + engine_.device().arena().bytes() - 1});
-  EXPECT_EQ(engine_.read(engine_.stats().ops), 1u);
+  EXPECT_EQ(engine_->settled_stats().ops, 1u);
 }
 
 TEST_F(GateTest, ColdInputsAreResidentWhenOpenReturns) {

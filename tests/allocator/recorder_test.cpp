@@ -120,6 +120,19 @@ TEST(RecorderTest, ReturnedRingIsReusedAndKeepsItsEvents) {
   EXPECT_EQ(threads[1].thread_index, 1u);
 }
 
+TEST(RecorderTest, OpsOfAllThreadsAreCounted) {
+  Recorder recorder;
+  EXPECT_EQ(recorder.op_count(), 0u);
+  EventRing* first = recorder.acquire_ring();
+  EventRing* second = recorder.acquire_ring();
+  first->count_op();
+  second->count_op();
+  recorder.release_ring(first);
+  EXPECT_EQ(recorder.op_count(), 2u) << "a thread that has ended counts, too";
+  recorder.acquire_ring()->count_op();
+  EXPECT_EQ(recorder.op_count(), 3u);
+}
+
 TEST(RecorderTest, NamesHaveOneNumberEach) {
   Recorder recorder;
   const uint32_t mm = recorder.register_op("aten::mm");

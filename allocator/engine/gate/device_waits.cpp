@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/gate/device_waits.h"
 
-#include <bit>
-
 namespace tencache {
 
 DeviceWaits::Wait DeviceWaits::begin(StreamSet streams) {
@@ -13,7 +11,7 @@ DeviceWaits::Wait DeviceWaits::begin(StreamSet streams) {
 }
 
 OpTimer::Span* DeviceWaits::begin_span(StreamSet streams) {
-  if (timer_ == nullptr || !std::has_single_bit(streams)) return nullptr;
+  if (timer_ == nullptr || !has_one_bit(streams)) return nullptr;
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);

@@ -113,7 +113,9 @@ pthread_key_t Gate::thread_key() {
 }
 
 Gate::Gate(const Parts& parts)
-    : heap_(*parts.heap),
+    : generation_(g_generation.fetch_add(1) + 1),
+      place_(take_place(generation_)),
+      heap_(*parts.heap),
       mover_(parts.mover),
       cursor_(parts.cursor),
       prefetcher_(parts.prefetcher),
@@ -124,9 +126,7 @@ Gate::Gate(const Parts& parts)
       recorder_(*parts.recorder),
       stats_(*parts.stats),
       timing_(parts.op_timer),
-      waits_(parts.wait_timer, *parts.stats),
-      generation_(g_generation.fetch_add(1) + 1),
-      place_(take_place(generation_)) {}
+      waits_(parts.wait_timer, *parts.stats) {}
 
 Gate::~Gate() { g_alive.at(place_).store(0, std::memory_order_release); }
 
@@ -193,7 +193,7 @@ inline bool Gate::tell_cursor(const ThreadOps& thread, size_t first_pin, uint64_
   return is_foreseen;
 }
 
-void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
+TENCACHE_HOT void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
   const uint64_t now = timestamp();
@@ -202,7 +202,7 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
   thread.open_streams |= streams;
   ++thread.op_depth;
   thread.record(EventKind::kOpBegin, now, op, nullptr);
-  add(stats_.ops, 1);
+  thread.ring->count_op();
   bool all_usable = true;
   TickDigest digest(op);
   uint64_t named_bytes = 0;
@@ -214,14 +214,15 @@ void Gate::open(uint32_t op, std::span<const Access> accesses, StreamSet streams
       continue;
     }
     const uint64_t word = extent->pin();
-    const bool is_slab = extent->is_slab.load(std::memory_order_relaxed);
-    (is_slab ? thread.slabs : thread.pins).push_back(extent);
     extent->last_use_at.store(now, std::memory_order_relaxed);
     extent->note_streams(streams);
     const bool writes = is_write(access.mode);
     const uint64_t flags = kFlagSeen | (writes ? kFlagDirty : 0);
     if ((word & flags) != flags) extent->set_flags(flags);
-    if (!is_slab) {
+    if (extent->is_slab.load(std::memory_order_relaxed)) [[unlikely]] {
+      thread.slabs.push_back(extent);
+    } else {
+      thread.pins.push_back(extent);
       thread.record(writes ? EventKind::kWrite : EventKind::kRead, now, op, extent);
       digest.add(writes);
       named_bytes += extent->bytes;
@@ -308,7 +309,7 @@ void Gate::end_wait(const Wait& wait) {
   timing_.go_on(thread.timing, wait.cut);
 }
 
-void Gate::close() {
+TENCACHE_HOT void Gate::close() {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
   TENCACHE_CHECK(!thread.open_ops.empty(), "the gate was closed more often than opened");
@@ -342,7 +343,7 @@ inline void Gate::unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64
   }
 }
 
-void Gate::on_allocate(Extent* extent) {
+TENCACHE_HOT void Gate::on_allocate(Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   ThreadOps& thread = thread_ops();
   const uint64_t now = timestamp();
@@ -363,7 +364,7 @@ void Gate::on_allocate_block(Extent* slab) {
   if (!Extent::usable_in(Extent::state_of(word))) fetch({slab}, kNoStreams);
 }
 
-void Gate::on_free(const Extent* extent) {
+TENCACHE_HOT void Gate::on_free(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
   thread_ops().record(EventKind::kFree, timestamp(), 0, extent);
   if (recorder_.has_names()) [[unlikely]] {

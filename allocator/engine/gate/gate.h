@@ -141,6 +141,11 @@ class Gate {
   static void note_seen(Extent* extent, uint64_t now);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now);
 
+  // Every op reads these two, so they share a cache line with what comes after them.
+  std::atomic<bool> is_passive_{false};
+  const uint64_t generation_;  // unique to this gate
+  const size_t place_;         // in the table of gates that are alive
+
   // Nothing replaces these after construction.
   Heap& heap_;
   Mover* const mover_;
@@ -154,10 +159,6 @@ class Gate {
   Stats& stats_;
   OpTiming timing_;
   DeviceWaits waits_;
-  const uint64_t generation_;  // unique to this gate
-  const size_t place_;         // in the table of gates that are alive
-
-  std::atomic<bool> is_passive_{false};
 };
 
 }  // namespace tencache

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory/cuda/block_pool.h"
 
-#include <bit>
 #include <utility>
 
 #include "base/check.h"
@@ -59,7 +58,7 @@ void BlockPool::release_counted(Block* block) {
 // The address of a block that is the program's does not change, so it is read without the lock.
 Result<CUdeviceptr> BlockPool::allocate(uint64_t bytes, StreamSet stream) {
   TENCACHE_CHECK(bytes > 0 && bytes <= kBlockBytesMax, "%lu bytes", bytes);
-  TENCACHE_CHECK(std::has_single_bit(stream), "%#lx is not one stream", stream);
+  TENCACHE_CHECK(has_one_bit(stream), "%#lx is not one stream", stream);
   if (waiting_.is_turn()) [[unlikely]] {
     poll(Patience::kNone);
   }

@@ -40,7 +40,7 @@ FreeBlocks& BlockTable::free_blocks(bool is_small, StreamSet owner) {
 void BlockTable::add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small) {
   TENCACHE_CHECK(address % kBlockUnitBytes == 0 && bytes % kBlockUnitBytes == 0,
                  "a segment at %#llx", address);
-  TENCACHE_CHECK(std::has_single_bit(owner), "%#lx", owner);
+  TENCACHE_CHECK(has_one_bit(owner), "%#lx", owner);
   const auto next = blocks_.lower_bound(address);
   TENCACHE_CHECK(next == blocks_.end() || next->first >= address + bytes,
                  "%#llx is in a segment already", address);

@@ -389,14 +389,13 @@ void CudaHeap::free(void* address) {
   const bool is_shared = others_of(*extent) != kNoStreams;
   const Retired retired = extent->retire();
   if (retired == Retired::kCached) {
-    cache(extent);
-  } else {
-    // The extent's bytes are not on the GPU, so no stream uses them.
-    if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
-    count_freed(requested_bytes, extent_bytes, kNoStreams);
-    if (retired == Retired::kVacant) give_back_addresses(extent);
+    shrink_now_and_then(cache(extent));
+    return;
   }
-  shrink_now_and_then();
+  // The extent's bytes are not on the GPU, so no stream uses them.
+  if (is_shared) note_completed(reinterpret_cast<CUdeviceptr>(address), requested_bytes);
+  count_freed(requested_bytes, extent_bytes, kNoStreams);
+  if (retired == Retired::kVacant) give_back_addresses(extent);
 }
 
 bool CudaHeap::free_block(CUdeviceptr address) {

@@ -177,7 +177,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   CudaExtent* adopt_cached(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
   void count_allocated(const CudaExtent& extent);
-  void cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
+  uint64_t cache(CudaExtent* extent) TENCACHE_EXCLUDES(mutex_);
   void count_freed(uint64_t requested_bytes, uint64_t extent_bytes, StreamSet others);
   void count_done(uint64_t requested_bytes, uint64_t extent_bytes);
   void release_spare_copy(CudaExtent* extent);
@@ -218,7 +218,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   std::map<StreamSet, FreeMarks::Line> lines_of_others(StreamSet stream) const
       TENCACHE_EXCLUDES(mutex_);
   static bool may_leave(const Extent& extent);
-  void shrink_now_and_then() TENCACHE_EXCLUDES(mutex_);
+  void shrink_now_and_then(uint64_t free_number) TENCACHE_EXCLUDES(mutex_);
 
   Result<char*> map_anywhere(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   void return_addresses(const char* address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
@@ -236,7 +236,6 @@ class CudaHeap final : public Heap, private SegmentSource {
   FreeMarks free_marks_;
   StreamQuarantine<CudaExtent*> waiting_{"GPU memory", OnFailure::kEnd};
   std::atomic<uint64_t> waiting_bytes_{0};  // of extents in waiting_
-  std::atomic<uint64_t> frees_{0};          // of extents
   std::atomic<int64_t> frees_to_mark_{0};   // while a frame was wanted lately, frees get marks
   std::atomic<bool> warned_others_{false};
   std::atomic<HeapObserver*> observer_{nullptr};

@@ -78,21 +78,24 @@ CudaExtent* CudaHeap::adopt_cached(uint64_t bytes, StreamSet stream) {
   return extent;
 }
 
-// REQUIRES: the extent has just become Cached, so it is in no list and only this thread has it.
-void CudaHeap::cache(CudaExtent* extent) {
+// Returns the number of this free. REQUIRES: the extent has just become Cached, so it is in no list
+// and only this thread has it.
+uint64_t CudaHeap::cache(CudaExtent* extent) {
   cached_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
   release_spare_copy(extent);
-  extent->free_number =
+  const uint64_t free_number =
       free_marks_.note_free(extent->owner.load(), extent->bytes, bytes_per_mark());
+  extent->free_number = free_number;
   const StreamSet others = others_of(*extent);
   count_freed(extent->requested_bytes.load(), extent->bytes, others);
   if (others != kNoStreams) {
     waiting_bytes_.fetch_add(extent->bytes, std::memory_order_relaxed);
     waiting_.add(extent, {{&streams_, others}});
-    return;
+    return free_number;
   }
   MutexLock lock(mutex_);
   link_cached(extent);
+  return free_number;
 }
 
 bool CudaHeap::is_scarce() const { return budget_.is_scarce(budget_.limit() / kScarcePerBudget); }
@@ -208,11 +211,11 @@ std::map<StreamSet, FreeMarks::Line> CudaHeap::lines_of_others(StreamSet stream)
   return lines;
 }
 
-// Memory that the program has not needed for a while goes back to the driver.
-void CudaHeap::shrink_now_and_then() {
-  const uint64_t frees = frees_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (frees % LivePeak::kFreesPerLook != 0) return;
-  look_at_time(frees);
+// Memory that the program has not needed for a while goes back to the driver. `free_number` counts
+// the frees of extents so far.
+void CudaHeap::shrink_now_and_then(uint64_t free_number) {
+  if (free_number % LivePeak::kFreesPerLook != 0) return;
+  look_at_time(free_number);
   const uint64_t held_bytes = frames_.bytes();
   const uint64_t allowed = bytes_worth_holding();
   if (held_bytes <= allowed) return;

@@ -14,12 +14,13 @@ constexpr size_t kMarksMax = 1024;
 }  // namespace
 
 uint64_t FreeMarks::note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark) {
-  if (!StreamNumbers::is_one_stream(owner)) return 0;
   uint64_t number = 0;
   {
     MutexLock lock(mutex_);
+    number = ++count_;
+    if (!StreamNumbers::is_one_stream(owner)) return number;
     MarkedLine& line = lines_[owner];
-    number = line.freed = ++count_;
+    line.freed = number;
     line.unmarked_bytes += bytes;
     if (line.unmarked_bytes < bytes_per_mark) return number;
   }

@@ -30,9 +30,9 @@ class FreeMarks {
   explicit FreeMarks(StreamNumbers& streams) : streams_(streams) {}
 
   /// Call when everything that uses the memory is queued and its owner frees it. Returns the number
-  /// of this free. With a set that is not one stream the free is over at once: those streams have
-  /// been waited for. The free gets a mark once this many bytes were freed on the stream since the
-  /// last one.
+  /// of this free: how many there were, of all owners, with it. With a set that is not one stream
+  /// the free is over at once: those streams have been waited for. The free gets a mark once this
+  /// many bytes were freed on the stream since the last one.
   uint64_t note_free(StreamSet owner, uint64_t bytes, uint64_t bytes_per_mark)
       TENCACHE_EXCLUDES(mutex_);
 

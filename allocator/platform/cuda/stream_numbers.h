@@ -27,7 +27,6 @@
 #include <cuda.h>
 
 #include <atomic>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,7 +53,7 @@ class StreamNumbers {
   StreamNumbers& operator=(const StreamNumbers&) = delete;
 
   /// Whether the set is exactly one stream, so that work given to it runs in order.
-  static bool is_one_stream(StreamSet set) { return std::has_single_bit(set) && set != kShared; }
+  static bool is_one_stream(StreamSet set) { return has_one_bit(set) && set != kShared; }
 
   /// The set of this one stream, or kShared; numbers a new stream. The NULL stream is a stream, and
   /// CU_STREAM_LEGACY another name of it. REQUIRES: not CU_STREAM_PER_THREAD, which is a different
