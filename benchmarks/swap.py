@@ -208,7 +208,7 @@ def main() -> None:
         "--directory", type=Path, default=Path("/var/tmp"), help="where both files go"
     )
     options = parser.parse_args()
-    # On SIGTERM, leave the contexts too: swap off, files and groups removed.
+    # SIGTERM unwinds the stack, too, so that swap is switched off, and files and groups go.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         report = make_report(compare(options), options)

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // build_period(): a period from one copy of it in a log. What became of each extent tells its
-// role in the repetition:
-//   - existed before the copy, and was not freed in it: it is always there;
-//   - was allocated and freed in the copy: another one in each repetition;
-//   - existed before and was freed in it, like a gradient that zero_grad frees: its successor was
-//     allocated at the same place of this copy, and lives into the next repetition. The ticks
-//     before the copy, as far as they were recorded, tell which place that is;
-//   - was allocated in the copy, lives on and succeeds nothing: the program made it once, like an
-//     optimizer its state in the first step. From now on it is always there, and the ticks that
-//     only fill it will not be repeated.
+// role in the repetition. An extent that
+//   - existed before the copy, and was not freed in it, is always there, or two such extents change
+//     places (learn/extent_roles.h);
+//   - was allocated and freed in the copy is another one in each repetition;
+//   - existed before and was freed in it, like a gradient that zero_grad frees, has a successor.
+//     That was allocated at the same place of this copy, and lives into the next repetition. The
+//     ticks before the copy, as far as they were recorded, tell which place that is;
+//   - was allocated in the copy, lives on and succeeds nothing was made once, as an optimizer makes
+//     its state in the first step. From now on it is always there, and the ticks that only fill it
+//     will not be repeated.
 // A wrong guess shows when the next repetition does something else. A second copy right before the
 // first leaves little to guess.
 //
-// Pure functions of the log.
+// Functions of the log and the recorder.
 #pragma once
 
 #include <cstdint>

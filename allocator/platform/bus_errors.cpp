@@ -42,7 +42,7 @@ class SignalSafeLine {
   }
   void send() {
     text_.at(bytes_++) = '\n';
-    // Nobody is left to tell if standard error is closed.
+    // If standard error is closed, nobody is left to tell.
     if (write(STDERR_FILENO, text_.data(), bytes_) < 0) return;
   }
 

@@ -95,7 +95,7 @@ Result<std::unique_ptr<DiskTier>> DiskTier::open(const DiskTierConfig& config) {
 
 DiskTier::~DiskTier() {
   if (getpid() != owner_pid_) {
-    // The rings and threads of the channels belong to the parent; the rings' memory is not even
+    // The io_urings and threads of the channels belong to the parent; the bounce rings are not even
     // mapped here.
     for (std::unique_ptr<IoChannel>& channel : idle_channels_) (void)channel.release();
     for (std::unique_ptr<IoChannel>& channel : idle_buffered_channels_) (void)channel.release();

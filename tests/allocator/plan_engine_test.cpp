@@ -155,8 +155,9 @@ TEST_F(PlanEngineTest, TheThirdStepIsPlanned) {
   expect_bytes();
 }
 
-// What a program makes once, such as an optimizer's state, does not belong to the sizes of a step.
-// So the plan of the step that makes it is renewed like any other, and the new one is followed.
+// What a program makes once, such as an optimizer's state, does not count among the bytes that a
+// step allocates anew, by which the plans of one kind differ. So the plan of the step that makes it
+// is renewed like any other, and the new one is followed.
 TEST_F(PlanEngineTest, WhatTheFirstStepMakesDoesNotKeepItsPlan) {
   std::vector<char*> states;
   const auto step = [&] {

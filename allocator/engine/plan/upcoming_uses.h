@@ -37,8 +37,8 @@ class UpcomingUses {
   /// Tells that the calling thread will name these extents in this order. An empty sequence takes
   /// back the thread's last one.
   void expect(std::span<Extent* const> extents) TENCACHE_EXCLUDES(mutex_);
-  /// Call when an op has opened that names these extents, and has them all. A plan may have
-  /// foreseen the op.
+  /// Call once an op that names these extents has opened and all of them are usable. A plan may
+  /// have foreseen the op.
   void on_tick(std::span<Extent* const> extents, bool is_foreseen) TENCACHE_EXCLUDES(mutex_);
 
   /// Bytes that were requested here and have not begun to come.

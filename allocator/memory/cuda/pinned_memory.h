@@ -4,9 +4,9 @@
 // lies, the pinner, the host tier, and the streams of every GPU that uses the memory. It needs no
 // engine of any GPU. The memory is pinned for all contexts, so it serves every GPU.
 //
-// By default it has no budget, as with PyTorch's own allocator: a program that asks for pinned
-// memory cannot do without it. The tier maps memory when it is needed, and refuses only what the
-// machine does not have left at that moment.
+// By default its budget is all memory, as with PyTorch's own allocator: a program that asks for
+// pinned memory cannot do without it. The tier maps memory when it is needed, and refuses only what
+// the machine does not have left at that moment.
 //
 // Threads: create and destroy on one thread; any thread calls the rest. mutex_ is held only for
 // bookkeeping; a GPU is opened without it.

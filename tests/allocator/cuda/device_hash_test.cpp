@@ -342,7 +342,7 @@ TEST(DeviceHashTest, SeedsChangeIt) {
 }
 
 // Contents that differ little and in a regular way collide no more often than by chance, as seen in
-// 20 bits of each word: of 4096 hashes some 8 pairs.
+// 20 bits of each word, where some 8 pairs of 4096 hashes do.
 TEST(DeviceHashTest, RegularContentsCollideAsOftenAsChance) {
   constexpr uint32_t kContents = 4096;
   std::vector<std::vector<uint32_t>> seen(4);

@@ -246,7 +246,7 @@ TEST_F(SimulatedCopiesTest, CopiesOnTheDeviceCrossTheLinkToHostMemory) {
   EXPECT_GE(elapsed_ms(begin, after), elapsed_ms(before, after));
 }
 
-// Tests stop the link in this way instead of making it slow.
+// With hold_copies() a test need not rely on a slow link.
 TEST_F(SimulatedCopiesTest, HeldCopiesBeginWhenTheyAreLetGo) {
   start(kSlow);
   const DeviceBuffer buffer(api(), kGranule);

@@ -64,20 +64,20 @@ class SimulatedCaptures {
   void forget(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   void forget(CUevent event) TENCACHE_EXCLUDES(mutex_);
 
-  // The next ones say whether the calling thread may do something. If not, a capture is invalid.
+  // What the calling thread may do. Where it may not, a capture becomes invalid.
 
-  /// Use the stream at all.
+  /// Whether the thread may use the stream at all.
   CUresult check_use(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
-  /// Give the stream work that no graph can hold.
+  /// Whether it may give the stream work that no graph can hold.
   CUresult check_outside(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
-  /// Wait for the stream, or query it.
+  /// Whether it may wait for the stream, or query it.
   CUresult check_wait(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
-  /// Wait for the event, or query it.
+  /// Whether it may wait for the event, or query it.
   CUresult check_wait(CUevent event) TENCACHE_EXCLUDES(mutex_);
-  /// Ask for the event's time.
+  /// Whether it may ask for the event's time.
   CUresult check_uncaptured(CUevent event) TENCACHE_EXCLUDES(mutex_);
   CUresult check_device_wait(int device) TENCACHE_EXCLUDES(mutex_);
-  /// Make a call that CUDA calls potentially unsafe, like cudaMalloc.
+  /// Whether it may make a call that CUDA calls potentially unsafe, like cudaMalloc.
   CUresult check_unsafe() TENCACHE_EXCLUDES(mutex_);
 
  private:

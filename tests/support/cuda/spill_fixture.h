@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// SpillFixture: tensors on a simulated GPU, host memory for four of them, and a disk below whose
+// SpillFixture: tensors on a simulated GPU, host memory for four of them, and a disk below, whose
 // faults the test chooses. In the end everything is freed and the books must be right.
 //
 // Threads: the test's own.

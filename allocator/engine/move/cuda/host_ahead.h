@@ -44,8 +44,8 @@ class HostAhead {
   HostAhead(const HostAhead&) = delete;
   HostAhead& operator=(const HostAhead&) = delete;
 
-  /// From now on the worker keeps this much of the host's budget free, reads and copies ahead.
-  /// Until then nothing is done. Call once at most.
+  /// From now on the worker reads and copies ahead, and keeps half to all of this much of the
+  /// host's budget free. Until then it does nothing. Call once at most.
   void start(uint64_t headroom_bytes);
 
   /// Call when a block was taken. The call is cheap.

@@ -36,7 +36,7 @@ using MomentPtr = std::shared_ptr<const Moment>;
 
 class Moments {
  public:
-  /// `evictions` are the streams that read what leaves, which is no use of it.
+  /// `evictions` are the streams that read what leaves; that does not count as a use.
   Moments(StreamNumbers& numbers, StreamSet evictions) : numbers_(numbers), evictions_(evictions) {}
 
   /// The streams that have used an extent of the program's.

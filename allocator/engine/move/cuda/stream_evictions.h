@@ -8,8 +8,8 @@
 //      of that direction. The streams are marked now, unless a moment from before covers all uses
 //      of E (engine/move/cuda/moments.h). E is neither hashed nor copied when the block or slot
 //      that it still has from the last time is presumed to hold its bytes,
-//   3. waits, on the thread that evicts, until that is done, and for what streams that the program
-//      has announced (record_stream) were given meanwhile. Then it seals E (pins wait): nobody has
+//   3. waits, on the thread that evicts, until that is done, and for the work that streams named by
+//      record_stream were given meanwhile. Then it seals E (pins wait): nobody has
 //      pinned it since the claim, so no work that uses it was queued after the marks. E is hashed
 //      again and compared, which finds what was written meanwhile without a gate, unless the write
 //      was undone before the second hash,
