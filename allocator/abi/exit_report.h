@@ -23,7 +23,7 @@ namespace tencache {
 /// late. Call before start.
 Status settle_output_files(Runtime& runtime);
 
-/// Has the files and the summary written when the process exits. Call once, after start.
+/// Makes the process write the files and the summary when it exits. Call once, after start.
 void report_at_exit(const std::string& torch_version);
 
 }  // namespace tencache

@@ -117,7 +117,7 @@ class Runtime {
   void watch_launches() TENCACHE_REQUIRES(mutex_);
   void announce_gpu(const EngineEntry& gpu, const std::string& name) const
       TENCACHE_REQUIRES(mutex_);
-  /// Says why the engine with this ordinal spills, what leaves to where, and what comes of it.
+  /// Says why the engine with this ordinal spills, what goes where, and what comes of it.
   void announce_first_spill(int ordinal) const;
 
   std::atomic<bool> is_started_{false};

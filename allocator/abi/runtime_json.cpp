@@ -78,7 +78,7 @@ Json probe_json(const DiskProbe& probe) {
           {"registered_buffers_reason", probe.registered_buffers_reason}};
 }
 
-// What was learned, and what the simulator says of one period under the newest plan.
+// What was learned, and what the simulator says of one period under the plan of the summary.
 Json plan_json(Learner* learner) {
   if (learner == nullptr) return nullptr;
   const LearnerSummary summary = learner->summary();

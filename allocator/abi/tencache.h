@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C ABI of libtencache.so: the only symbols it exports. The shim (libtencache_torch*.so), the
- * Python package (ctypes) and any other host program use nothing else. No function throws or
- * longjmps.
+ * The C ABI of libtencache.so: with tencache_gpu.h and tencache_pinned.h, all that it exports. The
+ * shim (libtencache_torch*.so), the Python package (ctypes) and any other host program use nothing
+ * else. No function throws or longjmps.
  *
  * Life: tencache_set_option()* -> tencache_start() -> the rest. A program with libtorch calls
  * tencache_enable() instead of tencache_start(), and needs nothing of the rest. A process has one

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CpuDevice: extents in anonymous memory of this process, cold ones in slots of a spill file. Of
-// the process's handlers, one lets stray writes wait while a window is closed (SIGSEGV), and one
-// reports pages that the disk does not give (SIGBUS). Both serve the newest device.
+// the process's handlers, one lets stray writes wait while a protected window is open (SIGSEGV),
+// and one reports pages that the disk does not give (SIGBUS). Both serve the newest device.
 //
 // Threads: create and destroy on one thread; call the rest from any, as far as the headers of the
 // parts allow it.

@@ -40,7 +40,7 @@ namespace tencache {
 struct EngineConfig {
   double arm_at = kDefaultArmAt;  // share of the budget
   std::optional<ChaosConfig> chaos;
-  bool plans = true;  // learn what repeats and move by plan; else by last use alone
+  bool plans = true;  // the engine learns what repeats and moves by plan; else by last use alone
   DiskPatienceConfig disk_patience;
   /// With plans: the period of an earlier run, which is followed from the first step; null: there
   /// is none.

@@ -47,7 +47,7 @@ struct Parts {
   Heap* heap = nullptr;
   Mover* mover = nullptr;
   const DiskTier* disk = nullptr;
-  bool has_host = false;  // host memory lies between device and disk
+  bool has_host = false;  // host memory lies below the device
   Recorder* recorder = nullptr;
   Stats* stats = nullptr;
   OpTimer* op_timer = nullptr;

@@ -7,7 +7,8 @@
 //
 // Only ops of one stream are timed. A span whose stream the program has destroyed gets no end.
 //
-// Threads: any, as with OpTimer. mutex_ is held only for bookkeeping, never across a driver call.
+// Threads: any, as with OpTimer. mutex_ is held only for bookkeeping; of all driver calls, only the
+// destructor's are made with it held.
 #pragma once
 
 #include <cstddef>

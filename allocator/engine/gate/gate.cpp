@@ -252,8 +252,8 @@ TENCACHE_HOT void Gate::open(uint32_t op, std::span<const Access> accesses, Stre
   }
 }
 
-// A view is no use, but the extent may have been used before any gate looked. So it counts as seen,
-// and as used now. Its last use never moves back.
+// A view does not use the extent, but something may have used it before any gate looked. So the
+// extent counts as seen, and as used now. Its last use never moves back.
 TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   raise_to(extent->last_use_at, now);
   extent->set_flags(kFlagSeen);

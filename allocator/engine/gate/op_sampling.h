@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // OpSampling: picks the ticks of a thread that are timed on the device. Noting a moment costs the
-// thread about a microsecond, so timing may take 1/32 of the thread's time by its own clock. Unused
-// time may be spent in a burst; after overspending, timing pauses. Within that budget, rarely seen
-// ticks go first: after two repetitions of a program the rare large ops are known, not only the
-// many small ones. On average every 4th of the others is timed. The strides are random, because a
-// fixed stride could meet a long program at the same ticks for ever.
+// thread about a microsecond, so timing is allowed 1/32 of the thread's time by its own clock.
+// Unused time may be spent in a burst; after overspending, timing pauses. Within that budget,
+// rarely seen ticks go first: after two repetitions of a program the rare large ops are known, not
+// only the many small ones. On average every 4th of the others is timed. The strides are random,
+// because a fixed stride could meet a long program at the same ticks for ever.
 //
 // Threads: one.
 #pragma once

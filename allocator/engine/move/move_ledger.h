@@ -96,7 +96,7 @@ class MoveLedger {
   // Processor time of the threads that move.
   MoveRate read_work;
   MoveRate write_work;
-  MoveRate drop_work;  // the proof and the change of mappings, of what was written and what not
+  MoveRate drop_work;  // the proof and the change of mappings of all that leaves, written or not
   /// Room of fetches under way that no op waits for on the host. It can be evicted again once they
   /// have ended.
   std::atomic<uint64_t> bytes_ahead{0};

@@ -35,7 +35,7 @@ struct MoveRequest {
   uint64_t extent_id = 0;
   uint64_t bytes = 0;
   uint64_t given_at = 0;                          // of the recorder's clock
-  std::shared_ptr<const QueuedWork> queued = {};  // null where nothing is, or it is not known
+  std::shared_ptr<const QueuedWork> queued = {};  // null: nothing is queued, or that is unknown
 
   /// Whether the extent is still the one that was meant. The answer is a guess as long as nobody
   /// has claimed the extent; moving another one instead does no harm.

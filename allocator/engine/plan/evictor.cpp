@@ -305,7 +305,7 @@ uint64_t Evictor::bytes_to_free(uint64_t guessed_bytes) {
   return bytes_to_free_for(need, guessed_bytes);
 }
 
-// Besides the demand, this makes room for the headroom, for extents that are wanted ahead of use,
+// Besides the demand, this counts room for the headroom, for extents that are wanted ahead of use,
 // and for threads whom cached memory serves. Cached memory counts towards these three where it can
 // serve every request.
 uint64_t Evictor::bytes_to_free_for(const Need& need, uint64_t guessed_bytes) const {

@@ -77,7 +77,7 @@ class Evictor final : public RoomMaker {
   /// Evicts these extents soon, in the given order; what is presumed clean may go first.
   void request(std::span<const MoveRequest> evictions) TENCACHE_EXCLUDES(mutex_);
 
-  /// Has ops reported from now on.
+  /// Has the shim report ops from now on.
   void arm();
   bool is_armed() const override { return is_armed_.load(std::memory_order_relaxed); }
 

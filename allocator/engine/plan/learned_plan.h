@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LearnedPlan: a kind of period with its plan, in the form in which the cursor follows it. It is
-// immutable once made; the learner, which makes it, and the cursor share it.
+// LearnedPlan: a period with its plan, in the form in which the cursor follows it. It is immutable
+// once made; the learner, which makes it, and the cursor share it.
 //
 // LearnedKind: the plans of one kind for several sizes of what is allocated anew. A program pads
 // each batch to its longest entry, and a cache grows by a token: the ops stay the same, and so do
@@ -45,9 +45,9 @@ struct LearnedKind {
   const Period& period() const { return *plans.front()->period; }
   /// The plan for sizes like these; null when there is none.
   std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
-  /// Takes in a plan. It replaces a stored one and those for similar sizes, or all that were made
-  /// for another period, a worse guess. Where there is no room, it replaces the one whose sizes the
-  /// next larger plan serves best.
+  /// Takes in a plan. It replaces a stored one and those for similar sizes, or all plans where they
+  /// are for another kind of period, a worse guess. Where there is no room, it replaces the one
+  /// whose sizes the next larger plan serves best.
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 

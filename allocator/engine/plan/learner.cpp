@@ -17,7 +17,7 @@ namespace tencache {
 namespace {
 
 // A search for repetitions takes time in proportion to the ticks it looks at. So the next one waits
-// for half as many again (in the second step, where a repetition is near, for a sixteenth), and for
+// for half as many more (in the second step, where a repetition is near, for a sixteenth), and for
 // kFirstSearchTicks at least.
 constexpr uint64_t kFirstSearchTicks = 64;
 constexpr uint64_t kSearchPart = 2;

@@ -168,7 +168,7 @@ class Learner {
   // New kinds that were marked and seemed unlike all others, since one was followed or confirmed.
   // Nothing resets the count while the library is full.
   uint64_t guesses_in_vain_ = 0;
-  uint64_t additions_in_vain_ = 0;  // new ones that seemed to be no loop, since one was
+  uint64_t additions_in_vain_ = 0;  // new ones that seemed to be no loop, since the last loop
 
   std::atomic<bool> is_nudged_{false};
   mutable Mutex mutex_;

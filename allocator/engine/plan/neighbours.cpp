@@ -164,8 +164,8 @@ std::vector<MoveRequest> Neighbours::next_guesses() {
   return guesses;
 }
 
-// Passes make room, but nothing may call for one while the program neither waits nor allocates. So
-// this does.
+// Passes make room, but perhaps nothing calls for one while the program neither waits nor
+// allocates. So this does.
 void Neighbours::guess(std::vector<MoveRequest> guesses) const {
   const bool is_any = !guesses.empty();
   parts_.prefetcher->guess(std::move(guesses));

@@ -15,7 +15,7 @@ constexpr Tick kSkippedMax = 8;
 constexpr Tick kSkippedToKnownMax = 256;
 // A surprise adds to the doubt, the next ones in a row add less, and each expected tick reduces it.
 // With these values 29 surprises in a row are passed over, and one in every nine ticks for ever. A
-// program that differs more is not this one.
+// program that differs more is not the plan's.
 constexpr uint32_t kDoubtPerSurprise = 8;
 constexpr uint32_t kDoubtPerNextSurprise = 2;
 constexpr uint32_t kDoubtMax = 64;

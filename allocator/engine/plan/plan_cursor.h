@@ -213,7 +213,7 @@ class PlanCursor final : public NextUses {
   uint32_t doubt_ TENCACHE_GUARDED_BY(mutex_) = 0;            // that this is the right plan
   bool is_surprised_ TENCACHE_GUARDED_BY(mutex_) = false;     // the last tick was not expected
   bool has_gone_down_ TENCACHE_GUARDED_BY(mutex_) = false;    // to a smaller plan, in this period
-  bool is_replaced_ TENCACHE_GUARDED_BY(mutex_) = false;      // the plan, and nothing has caught up
+  bool is_replaced_ TENCACHE_GUARDED_BY(mutex_) = false;      // the plan; catch_up() is still due
   // Places that fit the last ticks; each is of the tick expected next there. The count is of the
   // ticks that all of them have fitted and that name an extent that is always there.
   std::vector<Place> candidates_ TENCACHE_GUARDED_BY(mutex_);

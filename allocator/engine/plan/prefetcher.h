@@ -72,7 +72,7 @@ class Prefetcher final : private RequestSource {
   std::optional<MoveRequest> in_hand_ TENCACHE_GUARDED_BY(mutex_);  // the one that was taken last
   bool is_guess_ TENCACHE_GUARDED_BY(mutex_) = false;               // the one taken last
   bool is_at_work_ TENCACHE_GUARDED_BY(mutex_) = false;
-  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // drop what was taken last, if put back
+  bool is_called_off_ TENCACHE_GUARDED_BY(mutex_) = false;  // the one taken last, if it is put back
   bool is_stopping_ TENCACHE_GUARDED_BY(mutex_) = false;
   std::thread worker_;
 };

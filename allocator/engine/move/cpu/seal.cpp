@@ -143,7 +143,7 @@ SealOutcome Seal::prove(const Extent* extent, const char* memory) {
   ContentHasher hasher;
   for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {
     if (Extent::pins_of(extent->load()) > 0) return SealOutcome::kInUse;
-    const RacyReads racy;  // of writes that a signal handler repeats after the window
+    const RacyReads racy;  // races with writes that fault, and are repeated after the window
     hasher.append(memory + offset, std::min<uint64_t>(kPieceBytes, extent->bytes - offset));
   }
   return hasher.finish() == extent->slot_hash ? SealOutcome::kCold : SealOutcome::kDiffers;
@@ -153,8 +153,8 @@ Status Seal::map_slot(Extent* extent) {
   TENCACHE_CHECK(extent->slot.bytes >= extent->bytes, "extent %llu has no slot",
                  static_cast<unsigned long long>(extent->id));
   TENCACHE_RETURN_IF_ERROR(BusErrors::ensure_installed());
-  // The file is looked at again before anybody can take another file's bytes for those of the
-  // extent.
+  // The file is looked at before the mapping, and again after it, so that nobody takes another
+  // file's bytes for those of the extent.
   disk_.require_own_file();
   const Status mapped =
       heap_.arena().map_cold(extent->address, extent->bytes, disk_.fd(), extent->slot.offset);

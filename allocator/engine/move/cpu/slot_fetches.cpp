@@ -394,7 +394,7 @@ void SlotFetches::merge_and_move(const Fetch& fetch, std::vector<const Extent*>*
   extent->is_file_mapped.store(false, std::memory_order_relaxed);
   // Only now are the pages of the page cache unmapped, so that they can be dropped.
   if (touched.read_count > 0) disk_.drop_page_cache(extent->slot);
-  // A thread that waits for the extent already counts the fetch as late by this flag, so the flag
+  // A thread that already waits for the extent counts the fetch as late by this flag, so the flag
   // comes before the extent is resident.
   if (fetch.is_ahead) extent->set_flags(kFlagAhead);
   heap_.set_mapping_count(extent, fetch.mapping_count);

@@ -5,11 +5,11 @@
 // requested ahead of use, for as long as there are requests and room.
 //
 // Invariants
-//   1. A fetch that was claimed is resident or cold again, and its scratch gone, when the call
+//   1. An extent that was claimed is resident or cold again, and its scratch gone, when the call
 //      returns.
 //   2. A fetch ahead of use has its room before it begins; a fetch on demand waits for it, or
 //      exceeds the budget.
-//   3. bytes_ahead of the ledger counts exactly the fetches ahead of use that are under way.
+//   3. bytes_ahead of the ledger counts exactly the fetches under way that no op began.
 //
 // Threads: any. An extent belongs to the thread that claimed it. The thread holds a MigrationPermit
 // while bytes move, and none while it waits for room.

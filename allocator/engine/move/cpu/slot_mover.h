@@ -2,7 +2,7 @@
 //
 // SlotMover: the mover of the cpu backend. It moves extents between the device tier and slots of
 // the disk tier, in numbered phases. SlotEvictions evicts, SlotFetches fetches; this class joins
-// the two behind the interface.
+// all parts behind the interface.
 //
 // An eviction of an extent E
 //   1. claims E (it stays usable; a pin taken from now on wins),

@@ -21,8 +21,8 @@
 //
 // Evicting again is a fetch, which merges the private pages, and an eviction. An extent of which
 // the program has written every page needs no fetch. An extent that is being written right now
-// would be written to disk in vain. So one whose private pages became more since the look before,
-// and that has others left, leaves only when nothing else can.
+// would be written to disk in vain. So one that gained private pages since the look before, and has
+// unwritten pages left, leaves only when nothing else can.
 //
 // Threads: any; mutex_ guards what the last look found.
 #pragma once
@@ -69,7 +69,7 @@ class UnannouncedWrites {
   EvictionResult evict_again(uint64_t bytes, bool takes_all) TENCACHE_EXCLUDES(mutex_);
 
  private:
-  // The program counts as writing for this many waits after it was found to.
+  // The program counts as writing for this many waits after a look has found writes.
   static constexpr int kQuietWaitsMax = 200;
 
   struct Written;

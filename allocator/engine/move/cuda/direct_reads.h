@@ -5,7 +5,7 @@
 // when the extent left proves what was read. From the first failure on, everything comes by host
 // memory.
 //
-// DirectReads alone decides whether this way is open.
+// DirectReads knows whether this way is open; its caller closes it after a failure.
 //
 // Threads: any; the calling thread waits for the disk. Lock-free.
 #pragma once

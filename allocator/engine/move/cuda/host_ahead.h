@@ -16,7 +16,7 @@
 // their blocks. Demoting them later only gives the blocks back. It copies no more than the disk has
 // room for beside what lies there.
 //
-// Threads: one worker; any thread calls the rest. mutex_ only guards that the worker is nudged.
+// Threads: one worker; any thread calls the rest. mutex_ only guards whether the worker is nudged.
 #pragma once
 
 #include <atomic>

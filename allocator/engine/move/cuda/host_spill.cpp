@@ -17,7 +17,7 @@
 namespace tencache {
 namespace {
 
-// Target duration of a batch: keeps the disk busy and bounds the wait.
+// Target duration of a batch: it keeps the disk busy and bounds the wait.
 constexpr double kBatchS = 20e-3;
 constexpr uint64_t kBatchBytesMax = 32 * kMiB;
 // A batch that was called off may free nothing, and says nothing about the next one.

@@ -12,9 +12,10 @@
 //      hold still, since nobody else has them: what the slot must return is known without a proof,
 //   4. enters the slots and gives the blocks back.
 // Until then the block holds the bytes, so a disk that is full or fails costs nothing but the room:
-// one warning, and evictions that find no host memory leave their extents on the GPU. A thread that
-// wants an extent of the batch meanwhile (an op's pin, a request of a plan, a free) calls the batch
-// off: nothing more is submitted, what is written whole is demoted, the rest stays in host memory.
+// there is one warning, and evictions that find no host memory leave their extents on the GPU. A
+// thread that wants an extent of the batch meanwhile (an op's pin, a request of a plan, a free)
+// calls the batch off: nothing more is submitted, what is written whole is demoted, the rest stays
+// in host memory.
 //
 // While a plan is followed the coldest extents are those that it needs last, else those used
 // longest ago.
@@ -27,7 +28,7 @@
 // meanwhile waits for that claim to end, because the claimed extents can give their blocks back
 // then.
 //
-// Threads: any. mutex_ only serialises whose turn it is; it is never held across I/O. plan_mutex_
+// Threads: any. mutex_ only guards whose turn it is; it is never held across I/O. plan_mutex_
 // is held while the plan cursor is asked what it needs next.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // LinkCopies: copies between the GPU and blocks of host memory. Either the GPU's copy engines do
-// them or a kernel on a few of its multiprocessors (platform/cuda/copy_kernel.h); which one is
-// measured at the beginning, for each direction. Blocks that could not be pinned are copied through
+// them or a kernel on a few of its multiprocessors (platform/cuda/copy_kernel.h); a measurement at
+// the beginning decides, for each direction. Blocks that could not be pinned are copied through
 // a few pinned buffers (engine/move/cuda/staged_copies.h); the calling thread does half of the
 // copying.
 //

@@ -258,8 +258,7 @@ Status StreamEvictions::ensure_block(CudaExtent* extent) {
 
 // Evictions that could be queued stay in the part.
 void StreamEvictions::queue(Part& part, Run* run) {
-  // A thread that frees one of these extents from now on waits for hash and copy before the memory
-  // is used again.
+  // The memory of an extent that is freed from now on is used again only after hash and copy.
   std::erase_if(part.dirty, [&](const Eviction& eviction) {
     eviction.extent->note_streams(parts_.streams.eviction_numbers);
     if (eviction.extent->reaffirm_eviction()) return false;

@@ -83,16 +83,16 @@ class StreamEvictions {
     bool needs_copy = true;
     std::optional<PendingHash> before = std::nullopt;  // of what is copied
     std::optional<PendingHash> after = std::nullopt;   // of what is there when it is sealed
-    StreamMark done = {};                              // with the users, the copy, the last hash
+    StreamMark done = {};                              // behind users and copy, later the last hash
     MomentPtr users_done = {};                         // covers every use; null: not known
   };
-  /// The evictions that are moved at a time.
+  /// Evictions that are carried out together.
   struct Part {
     std::vector<Eviction> clean;  // presumed so: no copy
     std::vector<Eviction> dirty;
     bool is_empty() const { return clean.empty() && dirty.empty(); }
     uint64_t bytes() const;
-    /// Whether every copy of the part has ended, or none is needed.
+    /// Whether all that was queued for the part has ended.
     bool is_copied() const;
   };
   /// One try at each of some extents.

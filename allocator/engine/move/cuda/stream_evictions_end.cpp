@@ -40,7 +40,7 @@ void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run
   }
 }
 
-// Streams that the program has announced may have queued uses since the copy that belong to no op.
+// Since the copy, streams that the program has announced may have been given work of no op.
 // This waits for all that the streams have been given by now, which may take as long as the program
 // is ahead of its GPU. So the extents are not sealed yet: an op that names one, or its free, calls
 // the eviction off.

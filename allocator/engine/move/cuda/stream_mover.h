@@ -2,7 +2,7 @@
 //
 // StreamMover: the mover of the cuda backend. It moves extents between the GPU and host memory by
 // copies on streams of its own, ordered on the device after the program's work and before it. This
-// class joins its parts behind the interface, each of which knows only those above it:
+// class joins its parts behind the interface. Each part knows only those above it:
 //
 //   HostSpill        the disk below host memory              engine/move/cuda/host_spill.h
 //   HostAhead        what host memory needs ahead of use     engine/move/cuda/host_ahead.h
