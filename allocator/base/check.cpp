@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_failed() and fatal(): the two ways in which tencache itself ends the process. Both may run
+// check_failed() and fatal(): the two ways in which the core itself ends the process. Both may run
 // inside the allocator, with locks held and the heap in any state, so they format on the stack and
 // write once. abort() leaves a core whose stack shows the place.
 //

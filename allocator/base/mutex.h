@@ -5,12 +5,13 @@
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
 // copy, an I/O, a blocking system call or a callback into PyTorch, but for the exceptions below.
-//   1. Runtime::mutex_            held while options change, while the cpu backend's engine is
-//                                 opened and while the disk or the machine is probed. The
-//                                 exception: held across the probes' I/O
+//   1. Runtime::mutex_            held while options are used or change, while the cpu backend's
+//                                 engine is opened, while a GPU's is added and while the disk or
+//                                 the machine is probed. The exception: held across the probes' I/O
 //   2. the list of engines        held from before a fork until after it, also while moves end:
 //      (engine/engine.cpp)        an exception, too
-//      Engine::fork_mutex()       after that; names of ops; held while a fork copies the process
+//      Engine::fork_mutex()       taken after that one; guards the names of ops; held while a fork
+//                                 copies the process
 //   3. HostSpill::plan_mutex_     guards the pointer to the cursor; held while that names the
 //                                 extents that are needed last
 //   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions

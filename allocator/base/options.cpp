@@ -388,7 +388,7 @@ WordCounts count_words(std::string_view known, std::string_view asked) {
   return counts;
 }
 
-/// The names that may have been meant: those with all words of the asked one ("memory" is of
+/// The names that may have been meant: those with all words of the asked one ("memory" finds
 /// host_memory); else the one that is spelled almost like it; else those with some of its words.
 std::vector<std::string_view> similar_names(std::string_view name) {
   std::vector<std::string_view> with_all;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two indexes over the free ranges: by offset for coalescing, by length for best fit. Only
-// insert_free and erase_free change them, both at once. All operations cost O(log ranges). The
-// class is not thread-safe.
+// The free ranges have two indexes: by offset for coalescing, by length for best fit. Only
+// insert_free and erase_free change them, both at once. An operation costs O(log ranges), unless it
+// lists or walks ranges (best_fits, is_valid). The class is not thread-safe.
 #include "base/range_allocator.h"
 
 #include <algorithm>

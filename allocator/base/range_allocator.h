@@ -3,8 +3,8 @@
 // RangeAllocator: hands out ranges of a one-dimensional space (file offsets of slots, granules of
 // the address arena, blocks of host memory). It takes the best fit, the lowest offset among equals,
 // and coalesces neighbours at once, so that the space neither grows nor fragments without need. A
-// border separates ranges that are neighbours by number only. It is not thread-safe: the owner
-// locks.
+// border separates ranges that are neighbours by number only. The class is not thread-safe: the
+// owner locks.
 //
 // Invariants
 // 1. Free ranges are disjoint, never adjacent, never empty.
@@ -39,7 +39,8 @@ class RangeAllocator {
   /// tightest first.
   std::vector<std::pair<uint64_t, uint64_t>> best_fits(uint64_t length, size_t count_max) const;
 
-  /// Returns a range that allocate() gave, or a part of one. Freeing what is not in use aborts.
+  /// Takes back a range from allocate() or take(), or a part of one. Freeing what is not in use
+  /// aborts.
   void free(uint64_t offset, uint64_t length);
 
   /// Adds [limit(), new_limit) as free space. REQUIRES: new_limit >= limit().

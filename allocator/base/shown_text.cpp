@@ -14,7 +14,7 @@ namespace {
 // Most users' paths fit whole; two such texts fit into tencache_error.message beside the reason.
 constexpr size_t kHeadBytes = 160;
 constexpr size_t kTailBytes = 80;
-constexpr size_t kLeftOutBytesMin = 40;  // the note takes as much as leaving out less would save
+constexpr size_t kLeftOutBytesMin = 40;  // leaving out less saves no more than the note takes
 
 /// Whether the byte continues a letter of UTF-8.
 bool continues_letter(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Byte sizes as people write and read them. Inside tencache, bytes and seconds are the only units;
-// this file converts them from and to text.
+// Sizes and times as people write and read them. Inside tencache, bytes and nanoseconds are their
+// only units; this file converts them from and to text.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 // nearly the same. A few may be missing on either side: an optimizer creates its state once, a
 // batch is evaluated between two steps. Equal entries in order correspond. Where the sequences
 // differ, the fewest entries are left out after which four in a row are equal again. So a
-// correspondence is a good guess and no proof; whoever uses it verifies what it follows from it.
+// correspondence is a good guess and no proof; whoever uses one verifies the conclusion.
 //
 // Pure functions.
 #pragma once

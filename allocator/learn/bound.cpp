@@ -31,8 +31,8 @@ class FractionalBelady {
   }
 
   // The rule reads least in the long run. Once a repetition ends as an earlier one did, what was
-  // read between the two is the long run. If none does, any schedule could have begun with the
-  // budget full of other bytes, and so have read less by that much.
+  // read between the two is the long run. If none does, a schedule that began with the budget full
+  // of other bytes could have read less by that much.
   uint64_t bytes_read_per_period() {
     std::vector<State> states;
     std::vector<uint64_t> read_bytes;  // until the end of each
@@ -53,7 +53,7 @@ class FractionalBelady {
   /// Each gap that has begun, in the order of their ends, with the bytes that are gone.
   using State = std::vector<std::pair<uint32_t, uint64_t>>;
 
-  /// A gap that has begun, sorted by its last tick, unrolled.
+  /// A gap that has begun. Gaps are sorted by their last ticks, counted over all repetitions.
   struct Running {
     uint64_t end_tick;
     uint32_t number;  // tells apart gaps with the same end

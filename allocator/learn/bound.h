@@ -37,7 +37,7 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 ///    ends. At that moment at most B bytes are on the device, and those that the last op names are
 ///    among them. What does not fit beside those is below. A copy from before the window is
 ///    stale, so a new one was written in the window, after its first op.
-///  - Disk. Both counts, with B + H bytes for what need not be on the disk.
+///  - Disk. Both counts hold here, too, with B + H bytes for what need not be on the disk.
 /// A link takes the bytes over its speed; one that is half duplex takes the sum for reads and
 /// writes. Nothing that moves in one window moves in the next, so the times of consecutive windows
 /// add up. The bound is the longest sequence of windows (learn/window_bound.h), or the whole

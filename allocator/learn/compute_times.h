@@ -11,7 +11,7 @@
 //   - the mean of the ops in the period with the same digest and about as many bytes;
 //   - the least that any op takes, plus what ops of its name take per byte beyond that;
 //   - the mean of all ops.
-// Pure functions of the log.
+// A pure function of its arguments.
 #pragma once
 
 #include <cstdint>

@@ -4,10 +4,10 @@
 // tensor is, how long an op waits for bytes and for room, and what the link carries when. It does
 // what the engine does at an op: wait for fetches, make room, fetch on demand what is missing.
 //
-// The model: one fetch and one eviction at a time (or one of both on a half-duplex machine), in the
-// order in which they were requested; a demand fetch goes to the front. Room is taken when a fetch
-// starts and free when an eviction has ended. Where nothing that was requested makes room, victims
-// leave by the plan's rule. Below the link is a HostModel where the machine has a disk.
+// The model makes one fetch and one eviction at a time (one of the two on a half-duplex machine),
+// in the order in which they were requested; a demand fetch goes to the front. Room is taken when a
+// fetch starts and free when an eviction has ended. Where nothing that was requested makes room,
+// victims leave by the plan's rule. Below the link is a HostModel where the machine has a disk.
 //
 // An op is played in this order: begin_op, need_now for all that it names or allocates, requests,
 // catch_up, require, allocate, use, compute, need_no_longer, release, requests, leave_excess.

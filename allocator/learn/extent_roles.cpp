@@ -13,8 +13,8 @@
 namespace tencache {
 namespace {
 
-/// Where the same number of entries differs on both sides between two that correspond, those
-/// correspond, too: an op names an extent more or less.
+/// Where as many entries differ on one side as on the other between two that correspond, they
+/// correspond, too: their ops name one extent more or one fewer.
 void match_between(std::vector<size_t>* counterparts) {
   size_t matched = kUnmatched;  // the last one
   for (size_t index = 0; index < counterparts->size(); ++index) {
@@ -42,7 +42,7 @@ ExtentRoles::ExtentRoles(const TickLog& log, const PeriodPlace& place) : log_(lo
   find_exchanged();
 }
 
-// Looks back one and a half copies, for ticks that were there only then.
+// Looks back one and a half copies, because the copy before may have ticks that this one lacks.
 void ExtentRoles::compare_with_before() {
   counterparts_.assign(place_.length, kUnknownTick);
   const uint64_t known = place_.begin - log_.begin();

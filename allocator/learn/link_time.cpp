@@ -6,7 +6,7 @@
 namespace tencache {
 namespace {
 
-// The bin at which a walk through a span is that has `left` bins to go.
+// The next bin of a walk through a span, when `left` bins are still to go.
 uint32_t next_bin(const BinTimeline::Span& span, uint32_t left, BinTimeline::From from) {
   return from == BinTimeline::From::kStart ? span.end - left : span.begin + left - 1;
 }

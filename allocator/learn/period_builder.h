@@ -26,7 +26,8 @@
 
 namespace tencache {
 
-/// The period; nullopt when the events of several threads came in a sequence that makes no sense.
+/// The period; nullopt when each of its ticks only fills, or when the events of several threads
+/// came in a sequence that makes no sense.
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 

@@ -32,7 +32,8 @@ bool is_repetition(const TickLog& log, const PeriodPlace& place) {
   return true;
 }
 
-/// How many of the ticks before `end` name enough old extents; more than there are if none do.
+/// How many ticks, counted back from `end`, it takes to name enough old extents; more than there
+/// are if even all of them name too few.
 uint64_t ticks_with_old_extents(const TickLog& log, uint64_t since, uint64_t end,
                                 uint64_t old_before) {
   std::unordered_set<uint64_t> extents;

@@ -31,7 +31,7 @@ std::optional<PeriodPlace> last_segment(const TickLog& log);
 /// tick `old_before` tell places apart.
 ///
 /// The last tick of a log may still be running, and may not have allocated everything yet. So
-/// `end` should be before it, unless it is a mark, which comes after its step's last op.
+/// `end` should be before that tick, unless `end` is a mark: the tick before a mark has ended.
 std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end,
                                       uint64_t old_before);
 

@@ -28,7 +28,7 @@ namespace {
 constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
 // The leads where the program waits whatever is planned: then the time to plan matters more.
 constexpr std::array<double, 2> kLeadsWithWaits = {4.0, 1.0};
-// How far ahead plans fetch that do so in the order of the deadlines, in shares of the budget.
+// How far ahead the plans of fetch_near_use() fetch, in shares of the budget.
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
 // How much may be copied to disk ahead of need, in shares of what goes there anyway.
@@ -152,8 +152,8 @@ class Search {
 
   bool has_time() const { return plays_ * trace_.tick_count() < kOpsPlayedMax; }
 
-  // Whether there is time for more, and the program exceeds the budget, or waits longer than the
-  // bound says that it must.
+  // Whether there is time for more, and the program waits, and either exceeds the budget or takes
+  // longer than the bound says that it must.
   bool may_improve() {
     if (!has_time()) return false;
     if (!best_.simulation.has_stalls()) return false;
@@ -260,7 +260,7 @@ class Search {
     }
   }
 
-  /// The best plan for a choice of gaps, of one of each kind.
+  /// The best plan for a choice of gaps, among schedules of each kind.
   Planned best_schedule(const BinTimeline& timeline, const std::vector<Gap>& chosen) {
     const FetchSchedule schedule(trace_, machine_, timeline, chosen);
     Planned best = played(schedule.make(kLeadsWithWaits.front()));

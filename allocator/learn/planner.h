@@ -9,10 +9,10 @@
 //   2. When to fetch. Fetches start as late as the links allow, from the last deadline backwards,
 //      then earlier by a margin where there is room.
 //   3. Feedback (Capuchin, section 5): what came late in the simulation is fetched earlier.
-//   4. Steps 1 to 3 again, on a timeline that includes the best plan's waits.
-//   5. Where the program waits all the same, fetches in the order of their deadlines: as early as
-//      there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h).
-//   6. Where a disk lies below host memory, copies to it ahead of need.
+//   4. Steps 1 to 3 follow again, on a timeline that includes the best plan's waits.
+//   5. Where the program waits all the same, fetches go in the order of their deadlines: as early
+//      as there is room (learn/early_fetches.h), or only a little ahead (learn/near_fetches.h).
+//   6. Where a disk lies below host memory, tensors are copied to it ahead of need.
 //   7. Gaps are chosen anew, by the prices that the links' time then has (learn/link_prices.h).
 //   8. The best plan's moves are changed, one by one or several at once, as long as time allows
 //      (learn/local_search.h).

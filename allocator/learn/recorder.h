@@ -9,8 +9,8 @@
 // rings are shared and locked.
 //
 // Threads: only the ring's thread appends. Any thread calls snapshot() at any time: events are
-// stored as atomic words, and those that may have been overwritten meanwhile are left out. So does
-// op_count(), which takes no lock: rings are linked, newest first, and never removed.
+// stored as atomic words, and those that may have been overwritten meanwhile are left out. Any
+// thread calls op_count(), too, without a lock: rings are linked, newest first, and never removed.
 #pragma once
 
 #include <atomic>
@@ -119,7 +119,7 @@ class Recorder {
   /// "" for 0 and unknown numbers.
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
 
-  /// What the program calls an extent, for those who read a trace; the last name counts.
+  /// Notes what the program calls an extent, for those who read a trace; the last name counts.
   void name_extent(uint64_t extent_id, std::string_view name) TENCACHE_EXCLUDES(mutex_);
   /// Whether any extent has had a name. Costs one relaxed load.
   bool has_names() const { return has_names_.load(std::memory_order_relaxed); }

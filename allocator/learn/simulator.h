@@ -5,10 +5,10 @@
 // fetch on demand what is missing. It returns time, stalls and traffic of a period, in steady state
 // if it reaches one. It is a pure function: the same arguments always give the same result.
 //
-// How long ops wait, learn/device_model.h tells: it plays the device and its link. Where the
-// machine has a disk below host memory, departures and returns wait for the disk, too
-// (learn/host_model.h). The processor time of the moves is added to the step at the end, since it
-// is taken from all ops alike.
+// learn/device_model.h tells how long ops wait: it plays the device and its link. Where the machine
+// has a disk below host memory, departures and returns wait for the disk, too (learn/host_model.h).
+// The processor time of the moves is added to the step at the end, since it is taken from all ops
+// alike.
 #pragma once
 
 #include <cstdint>

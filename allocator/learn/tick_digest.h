@@ -3,8 +3,7 @@
 // TickDigest: what makes two ticks alike, in 64 bits. It covers the op and, for each access in
 // order, whether it writes. Sizes do not count: those of what is always there cannot change, and
 // the others follow the batch, or the length of a cache. The identity of the extents is compared
-// separately (learn/period.h). Hot path: the gate works one out for every op while plans are
-// followed.
+// separately (learn/period.h). Hot path: the gate works one out for every op.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// write_trace(): what the recorder remembers, as the JSON lines that `tencache trace dump` reads:
+// write_trace(): what the recorder and the log of moves remember, as the JSON lines that `tencache
+// trace dump` reads:
 //
 //   {"format":"tencache-events","version":2,"run_id":"5f0c62d19e4ab387","threads":2,"events":4711,
 //    "lost":0,"moves_lost":0,"names":{"17":"layers.0.weight"}}             (one line in the file)

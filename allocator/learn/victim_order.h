@@ -5,9 +5,9 @@
 //
 // All uses of a period stand in one sequence, by tick. A tensor that could leave stands in it at
 // the use that the rule looks at, its next or its last one. The victim is the first tensor met from
-// the present tick on, against the time for next uses, along with it for last uses. So nothing has
-// to be moved while ticks pass. Tensors without such a use stand beside the sequence and go first.
-// The sequence itself, UsesByTick, never changes; any thread.
+// the present tick on, backwards in time for next uses, forwards for last uses. So nothing has to
+// be moved while ticks pass. Tensors without such a use stand beside the sequence and go first. The
+// sequence itself, UsesByTick, never changes; any thread.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 // from one write to the next. Whoever uses gaps of a chain writes the tensor in the first of them;
 // its copy serves the later ones, since nothing writes the tensor in between. The chain of a tensor
 // that is always there may begin in the repetition before. A tensor that nobody writes needs no
-// write in any gap, because it has a copy since it last left.
+// write in any gap, because it has had a copy since it last left.
 //
 // Gaps go by their index in the list that the chains were made of (gaps_of).
 #pragma once

@@ -2,8 +2,8 @@
 //
 // Budget: how many bytes may be on the device tier. Every byte is reserved before it is used and
 // released after it is gone, so used() is never less than what really stands behind the addresses.
-// try_reserve() never passes the limit. force_reserve() may, for what cannot wait (small blocks,
-// the working set of one op); its callers count the excess.
+// try_reserve() never passes the limit. force_reserve() may, for what cannot wait (the working set
+// of one op, bytes that are there already); its callers count the excess, except MallocUse::trim().
 //
 // The attention mark is how much may be used before the owner wants to hear of it: first the share
 // at which hooks arm, later the one at which the evictor starts to make room.

@@ -88,8 +88,8 @@ void CpuHeap::bound_cache(uint64_t fresh_bytes) {
   if (used > allowed) drop_cached_extents(std::min(used - allowed, cached_bytes()));
 }
 
-// Of an extent that has at least a granule more than is left to drop, takes only the front. Padding
-// goes last.
+// An extent that has more than is left to drop, rounded up to granules, gives only its front.
+// Padding goes last.
 uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
   std::vector<std::pair<Extent*, uint64_t>> dropped;  // how many bytes of each
   uint64_t dropped_bytes = 0;

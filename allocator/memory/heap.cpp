@@ -87,8 +87,9 @@ Status Heap::pay_debt(uint64_t requested_bytes) {
   return Status::ok();
 }
 
-// Each turn lets something leave that needs no write, or ends: the disk takes something again, or
-// nothing can leave. On a GPU, host memory takes what leaves, so one look at the debt has to do.
+// Each round lets something leave that needs no write. The loop ends when the cold bytes have room,
+// the disk takes something again, or nothing can leave. On a GPU, host memory takes what leaves, so
+// one look at the debt has to do.
 Status Heap::admit(std::span<Extent* const> extents) {
   uint64_t cold_bytes = cold_bytes_of(extents);
   if (is_in_debt()) TENCACHE_RETURN_IF_ERROR(pay_debt(cold_bytes));

@@ -113,9 +113,9 @@ class BlockPool {
   /// The program's block that contains the address, if there is one.
   std::optional<FoundBlock> find(CUdeviceptr address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Gives wholly free segments back to the source, those first that have been free longest, until
-  /// `bytes` went back or none is left. Waits on the host for what the device still does with them,
-  /// for one stream after another. Returns how many bytes went.
+  /// Gives wholly free segments back to the source, idle ones first, then those that have been free
+  /// longest, until `bytes` went back or none is left. Waits on the host for what the device still
+  /// does with them, for one stream after another. Returns how many bytes went.
   uint64_t trim(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Does the same with segments that the device is known to be done with; waits for nothing. A
   /// stream is marked only once a call has found its segment free, so a segment whose stream is

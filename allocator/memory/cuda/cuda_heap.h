@@ -16,8 +16,8 @@
 // allow it (memory/cuda/cuda_heap_cuts.cpp). Otherwise its frame is built from free handles and new
 // ones. Live and freed memory together take no more than the program has lately had at once and a
 // slack (memory/live_peak.h). At that limit, and where memory is scarce, cached extents that the
-// device is done with give up their handles first, oldest first. Where creating would go beyond the
-// limit, the thread waits for freed memory instead. Memory that is too much once the peak is
+// device is done with give up their handles first, oldest first. Where new handles would go beyond
+// the limit, the thread waits for freed memory instead. Memory that is too much once the peak is
 // forgotten goes back to the driver.
 //
 // Invariants, besides those of memory/heap.h

@@ -143,8 +143,8 @@ bool CudaHeap::poll_waiting(Patience patience) {
 }
 
 // Cached extents that the device is done with give up their handles, until free ones make up a
-// frame. Extents whose handles are all too large for it stay. The rest stay, too, once giving up
-// some has not made less missing.
+// frame. Extents whose handles are all too large for it stay. The rest stay, too, once a round
+// leaves no less missing than before.
 void CudaHeap::gather_handles(uint64_t bytes) {
   uint64_t missing_bytes = frames_.missing(bytes);
   if (missing_bytes == 0 || !has_cached()) return;
@@ -232,7 +232,7 @@ uint64_t CudaHeap::drop_idle_cached(uint64_t bytes) {
 
 uint64_t CudaHeap::drop_cached_of(uint64_t bytes, StreamSet streams) {
   uint64_t dropped_bytes = drop_idle_cached(bytes);
-  // Little is not worth a wait: tensors have to leave besides.
+  // Little is not worth a wait, because tensors have to leave all the same.
   if (dropped_bytes < bytes && cached_bytes_of(streams) >= (bytes - dropped_bytes) / 2) {
     dropped_bytes += destroy(take_oldest(bytes - dropped_bytes, streams));
   }
@@ -290,7 +290,8 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// The owner of what is cached longest, of those that were not tried; kNoStreams when there is none.
+// The owner of what has been cached longest, of those that were not tried; kNoStreams when there is
+// none.
 StreamSet CudaHeap::oldest_owner(StreamSet tried) const {
   MutexLock lock(mutex_);
   for (Extent* extent = cached_by_age_.back(); extent != nullptr;

@@ -31,7 +31,7 @@ struct Border {
 /// Where a stretch begins.
 struct CutPlace {
   CUdeviceptr begin = 0;
-  int cuts = 3;  // extents that lose a part; more than any stretch has: there is none
+  int cuts = 3;  // extents that lose a part, at most 2; 3: no stretch was found
 };
 
 // REQUIRES: the borders ascend, without gaps between them.
@@ -71,7 +71,7 @@ Frame split_off(std::vector<FrameHandle>* handles, uint64_t bytes) {
 
 }  // namespace
 
-// Invariant: of the list by age, the front is not in runs and the rest is.
+// Invariant: the newest extents of the list by age are not in runs, and the rest are.
 void CudaHeap::list_in_runs() {
   for (Extent* extent = cached_by_age_.front(); extent != nullptr && !extent->is_in_runs;
        extent = AgeList::next(extent)) {

@@ -14,7 +14,8 @@
 
 namespace tencache {
 
-/// What extents do with the GPU's memory. Each figure is of one moment, both of nearly the same.
+/// What extents do with the GPU's memory. Extents may change while they are added up, so the
+/// figures are of nearly one moment.
 struct CudaHeapFigures {
   uint64_t cold_bytes = 0;    // of the program's extents, without a frame
   uint64_t cached_bytes = 0;  // of freed extents, which keep their frames for reuse

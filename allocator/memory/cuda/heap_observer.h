@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HeapObserver: hears when addresses of a CudaHeap come and go, for a history of the memory. It
-// needs no word of the program's own allocations and frees.
+// does not hear of the program's own allocations and frees.
 //
 // Threads: any, with no lock or that of a BlockPool held, so an observer only makes a note and
 // never calls the heap. It hears that something is gone before anybody else can have the same

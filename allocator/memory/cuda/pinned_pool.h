@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // PinnedPool: host memory for the program itself (pin_memory(), DataLoaders). Its blocks come from
-// a HostTier: exact sizes, near the GPU, pinned where the driver allows it. Where the driver
-// refuses, a block is pageable memory and says so: copies from and to it are correct but slower,
-// and the tier has warned.
+// a HostTier, in exact sizes, near the GPU, and pinned where the driver allows it. Where the driver
+// refuses, a block is pageable memory (HostBlock::is_pinned): copies from and to it are correct but
+// slower, and the tier has warned.
 //
 // Streams of any GPU may use a block. A block that no stream was noted for is free as soon as the
 // program frees it. Any other waits until each noted stream has reached a mark that was made after
@@ -79,7 +79,8 @@ class PinnedPool {
   /// Whether the address lies in a block that is the program's.
   bool contains(const void* address) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Frees waiting blocks that streams are done with. Returns whether there were any.
+  /// Frees waiting blocks that streams are done with. Returns whether something may have become
+  /// free.
   bool poll(Patience patience = Patience::kForThreads) TENCACHE_EXCLUDES(mutex_);
   /// Gives memory without any block back to the system. May stop the GPUs.
   void trim() TENCACHE_EXCLUDES(mutex_);

@@ -28,7 +28,7 @@ class PrivatePools {
   using PoolPtr = std::shared_ptr<BlockPool>;
   struct Dropped {
     uint64_t bytes = 0;    // of segments that went back
-    bool is_gone = false;  // so is the pool
+    bool is_gone = false;  // whether the pool is gone, too
   };
 
   /// All of these outlive the pools.

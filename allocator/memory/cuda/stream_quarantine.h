@@ -219,8 +219,8 @@ class StreamQuarantine {
   const char* const what_;
   const OnFailure on_failure_;
   std::atomic<bool> has_warned_ = false;  // relaxed: it only makes one thread warn
-  // How many items wait, those that a thread looks at included, and how often is_turn() was called
-  // while some did. Relaxed accesses suffice, since a poll more or less does no harm.
+  // How many items wait, those that a thread looks at included, and how often is_turn() has found
+  // some since the last turn. Relaxed accesses suffice, since a poll more or less does no harm.
   std::atomic<size_t> size_ = 0;
   std::atomic<size_t> calls_ = 0;
 
