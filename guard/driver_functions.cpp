@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every guarded function is an instance of one template, which reads the meaning of the arguments
-// from their types (class Work). No function of the list uses one type in two senses.
+// from their types (class Work). Where one type has two senses, their order tells them apart.
 #include "driver_functions.h"
 
 #include <algorithm>

@@ -10,7 +10,7 @@
 //
 // The guard does not see copies of arrays (textures), batches of copies, words that a stream
 // writes, graphs that are built node by node, or memory that a kernel finds through an address in
-// memory. Of these functions, the linker resolves to the guard only launches and what ends a
+// memory. Of the guarded functions, the linker resolves to the guard only launches and what ends a
 // stream, a module or a library: driver_functions.cpp exports them under the driver's names.
 //
 // Threads: any. Looking up a function takes no lock and allocates nothing, because libraries do it

@@ -112,8 +112,8 @@ bool has_completed(Work& work) noexcept {
   }
 }
 
-// Whether the Work is done with its tensors. It is when it has completed. It also is when nobody
-// else refers to it: then it has either run to its end or will never run.
+// Whether the Work is done with its tensors. It is when it has completed. Unless it is NCCL's, it
+// also is when nobody else refers to it: then it has either run to its end or will never run.
 bool is_finished(const Pending& entry, const WorkPointer& work) {
   const bool is_forgotten = !work || (work.use_count() == 1 && !entry.is_nccl);
   return is_forgotten || has_completed(*work);

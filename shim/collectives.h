@@ -42,8 +42,8 @@ void release_completed_collectives();
 /// Releases holds likewise on the evictor's thread; this is the runtime's poll callback.
 void poll_collectives();
 
-/// For fork_guard.h: take and release the list's lock around a fork, and empty the list in the
-/// child (with the lock held).
+/// For fork_guard.h: these take and release the list's lock around a fork, and empty the list in
+/// the child (with the lock held).
 void lock_collectives();
 void unlock_collectives();
 void forget_collectives();

@@ -9,7 +9,7 @@
 // 1. A composite operator does not pin its inputs. An LSTM over a long sequence, or a whole
 //    backward pass that is one `_backward`, no longer holds all its inputs from its first inner
 //    operator to its last.
-// 2. It is not the outermost operator of its thread, so memory that its parts allocate is released
+// 2. It is not the outermost operator of its thread, so memory that its parts allocate is unpinned
 //    when each part ends. Memory must stay pinned until the outermost operator ends only because a
 //    kernel may go on using the address of a tensor that an inner operator gave it; a composite
 //    kernel has no address. A tensor allocated inside goes cold only after an operator named it,

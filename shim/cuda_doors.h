@@ -11,7 +11,7 @@
 // The door for pinned memory is PyTorch's registry of host allocators. Memory allocated earlier
 // stays where it is, and its allocator keeps hearing of it (pinned_allocator.h).
 //
-// Threads: the functions that install on one; the stream callback on any.
+// Threads: one at a time installs; the stream callback runs on any.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ at::HostAllocator* present_pinned_allocator();
 /// live until the process ends. Call once.
 void install_pinned_door(PinnedAllocator& allocator);
 
-/// Tells the gate of streams from now on; part of install_cuda_doors().
+/// Tells the gate of streams from now on. install_cuda_doors() calls it.
 void install_stream_callback(const CudaCalls& calls);
 
 }  // namespace tencache::shim

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exceptions of the CUDA allocator. Out of memory uses PyTorch's own words, which programs and
+// The exceptions of the CUDA allocators. Out of memory uses PyTorch's own words, which programs and
 // libraries search for. An unsupported feature is named with the reason and the remedy. Any thread.
 #pragma once
 
@@ -25,11 +25,11 @@ CudaMemoryState cuda_memory_state(tencache_gpu* gpu);
 /// A size as PyTorch writes it: "20.00 MiB".
 std::string cuda_size_text(uint64_t bytes);
 
-/// c10::OutOfMemoryError; `reason` is the core's text.
+/// Throws c10::OutOfMemoryError; `reason` is the core's text.
 [[noreturn]] void throw_cuda_out_of_memory(c10::DeviceIndex device, size_t bytes,
                                            const CudaMemoryState& state, const char* reason);
 
-/// c10::Error: "tencache does not support <feature>: <reason> <remedy>".
+/// Throws c10::Error: "tencache does not support <feature>: <reason> <remedy>".
 [[noreturn]] void throw_unsupported(const char* feature, const char* reason, const char* remedy);
 
 }  // namespace tencache::shim

@@ -79,12 +79,12 @@ class CudaHistory {
   /// `event` is TENCACHE_SEGMENT_MADE and so on.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14)
-  /// A remark of the program on an earlier allocation.
+  /// Notes a remark of the program on an earlier allocation.
   void note_remark(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request,
                    const std::string& remark);
 #endif
 
-  /// The entries of each device, in order, with wall-clock times; for at least that many devices.
+  /// The entries of each device, in order, with wall-clock times, for at least that many devices.
   std::vector<std::vector<Entry>> entries(size_t device_count) const;
   std::vector<Annotation> annotations() const;
   /// The stack that allocated what lies there; null if unknown.

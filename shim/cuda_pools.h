@@ -29,7 +29,7 @@
 
 namespace tencache::shim {
 
-/// What of a pool was in use at one moment.
+/// The part of a pool that was in use at one moment.
 class CudaPoolState final : public c10::cuda::CUDACachingAllocator::AllocatorState {
  public:
   CudaPoolState(const c10::MempoolId_t& pool, tencache_gpu_pool_state* state)
@@ -52,7 +52,7 @@ class CudaPools {
 
   /// Adds a user; makes the pool if it is new.
   void add_user(tencache_gpu* gpu, const Id& id);
-  /// Removes a user; an error if the pool has none.
+  /// Removes a user; throws if the pool has none.
   void remove_user(const Id& id);
   int user_count(const Id& id) const;
 
@@ -69,14 +69,14 @@ class CudaPools {
   /// Call for every free; costs one relaxed load while no pool has an allocation.
   void note_free(void* address);
 
-  /// What of a pool is in use now. REQUIRES: the pool has a user.
+  /// The part of a pool that is in use now. REQUIRES: the pool has a user.
   std::shared_ptr<CudaPoolState> state_of(tencache_gpu* gpu, const Id& id) const;
   struct Restored {
     std::vector<void*> freed;
     std::vector<void*> allocated;  // an address may be in both
   };
-  /// Does what tencache_gpu_restore_pool() does, and REQUIRES the same of the caller; an error if
-  /// the pool has no user.
+  /// Does what tencache_gpu_restore_pool() does, and REQUIRES the same of the caller; throws if the
+  /// pool has no user.
   Restored restore(tencache_gpu* gpu, const CudaPoolState& state);
 
   /// Gives back the memory of released pools in which nothing is alive: of all, or of the one with

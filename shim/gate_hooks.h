@@ -2,7 +2,7 @@
 //
 // Two global RecordFunction callbacks that tell the gate of ops and of optimizer steps. The first
 // sees every operator that the dispatcher calls, on every thread, forward and backward, and opens
-// and closes the gate around it. It is off until the runtime arms, so a program that fits its
+// and closes the gate around it. It is off until the runtime arms, so a program far below its
 // budget pays nothing. The second sees only the marks that torch.optim sets around Optimizer.step;
 // it costs nothing per op and is on from the start.
 //

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The exported C functions, and the order in which the doors are installed. First the self-test
-// looks whether libtorch is laid out as expected. Then come the callbacks that the runtime calls,
+// checks whether libtorch is laid out as expected. Then come the callbacks that the runtime calls,
 // then the runtime itself, then the hooks on operators. The allocator is last, so that memory of
 // the core exists only where the gate can see it.
 //

@@ -9,16 +9,17 @@
 //
 // The rules are read from the schema once (make_split_plan) and checked against the values at each
 // call:
-//   Tensor[]            cut; all non-empty ones have the length of the first, empty ones stay
-//   Scalar[]            cut; has the same length
-//   Tensor "scalars"    narrowed; one dimension of the same length
-//   other Tensor        passed whole; at most one element, or the call is not split; none but
-//                       "found_inf" is written
-//   scalars, options    passed whole
-//   returned Tensor[]   concatenated
-//   returned Tensor     only as "<argument>_out": what one chunk returns is that argument of the
+//   Tensor[]            is cut; all non-empty ones have the length of the first, empty ones stay
+//   Scalar[]            is cut, and has the same length
+//   Tensor "scalars"    is narrowed, and has one dimension of the same length
+//   other Tensor        is passed whole; it has at most one element, or the call is not split; none
+//                       but "found_inf" is written
+//   scalars, options    are passed whole
+//   returned Tensor[]   is concatenated
+//   returned Tensor     is called "<argument>_out": what one chunk returns is that argument of the
 //                       next
-//   Tensor[] "out"      filled after all has been read: not split when it shares memory with inputs
+//   Tensor[] "out"      is filled after all has been read; a call in which it shares memory with
+//                       inputs is not split
 // An operator that breaks a rule is left alone, with the reason; it then passes the gate as a
 // whole.
 //

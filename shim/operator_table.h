@@ -69,7 +69,7 @@ OperatorInfo& operator_info(const c10::FunctionSchema& schema);
 /// Starts to follow deregistrations. Call once, before any event is looked up.
 void install_operator_table();
 
-/// For fork_guard.h: take and release the table's lock around a fork.
+/// For fork_guard.h: these take and release the table's lock around a fork.
 void lock_operator_table();
 void unlock_operator_table();
 

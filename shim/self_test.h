@@ -9,7 +9,7 @@
 // The test compares two views of one thing. libtorch's own view comes from its stable C functions
 // (aoti_torch_...), from exported member functions, or from the vtables that it exports; the
 // shim's view from the inlined code that its hooks use. It looks at plain numbers before it follows
-// a pointer, so that it can tell a difference without running into it.
+// a pointer, so that it can report a difference without crashing on it.
 //
 // What is compared: the version that libtorch itself was compiled as; the virtual functions of
 // c10::Allocator, and calls of them by libtorch; a tensor's numbers, key set, storage and address;

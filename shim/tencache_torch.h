@@ -2,8 +2,8 @@
  *
  * The C functions of libtencache_torch-<minor>.so, for the Python package (ctypes) and for C++
  * programs that link libtorch. The library reads PyTorch's C++ structures and works only with the
- * minor version that it was compiled against, of which there is one library each. Installing tests
- * the layout of the loaded libtorch first (shim/self_test.h). The package's _build_info.py tells
+ * minor version that it was compiled against; there is one library for each. Installing tests the
+ * layout of the loaded libtorch first (shim/self_test.h). The package's _build_info.py tells
  * which libraries there are.
  *
  * No function throws. After tencache_torch_install(), any thread may call any function.

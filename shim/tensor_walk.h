@@ -57,7 +57,7 @@ class AccessList {
   tencache_access inline_[kInlineCount] = {};
 };
 
-/// Reads the arena. Call once, after tencache_start() and before anything walks.
+/// Finds the arena. Call once, after tencache_start() and before anything walks.
 void install_tensor_walk();
 
 /// Adds the memory of one tensor.

@@ -31,7 +31,7 @@ class AccessBarrier {
   /// kUnavailable where the kernel gives no descriptor; where a privilege is missing, the message
   /// says what would help.
   static Result<std::unique_ptr<AccessBarrier>> open();
-  /// The unprivileged variant, of which only protect() and unprotect() are of use.
+  /// The unprivileged variant, of which only protect(), unprotect() and wake() are of use.
   static Result<std::unique_ptr<AccessBarrier>> open_unprivileged();
 
   /// Whether it stops the kernel on behalf of the program, too, and so close() may be used.
@@ -45,13 +45,13 @@ class AccessBarrier {
   void wake(char* address, uint64_t bytes) const;
   /// Ends the effect of close() also for pages that were not mapped anew.
   void reopen(char* address, uint64_t bytes) const;
-  /// Copies pages that were moved away back into a closed range; for the case that mremap() is
+  /// Copies pages that were moved away back into a closed range, for the case that mremap() is
   /// refused.
   Status copy_back(const char* source, char* address, uint64_t bytes) const;
 
   /// From now on a thread that writes to the range waits, in user code; reads go on. REQUIRES: the
-  /// range is whole pages, all of which can be read. An error for other than anonymous memory, and
-  /// on kernels before 5.7. wake() ends it where the range was mapped anew.
+  /// range is whole pages, all of which can be read. Fails for other than anonymous memory, and on
+  /// kernels before 5.7. wake() ends it where the range was mapped anew.
   Status protect(char* address, uint64_t bytes) const;
   void unprotect(char* address, uint64_t bytes) const;
 

@@ -8,9 +8,9 @@
 //
 // memory/cpu_heap.h hands out the addresses; this class only executes. What stands behind an
 // address changes in one system call, so no address ever shows wrong bytes. Besides that call there
-// is only advice to the kernel, and what decommit() does where mappings are used up. Ranges begin
-// at a multiple of kGranuleBytes (huge pages fit) and have a length that is a multiple of
-// kPageBytes. Threads: any; no locks.
+// is only advice to the kernel, and what decommit() does where mappings are used up. Extents begin
+// at a multiple of kGranuleBytes (huge pages fit); every range is whole pages of kPageBytes.
+// Threads: any; no locks.
 //
 // Note [Cold mapping]: mmap(MAP_FIXED | MAP_PRIVATE) of the slot, readable and writable, replaces
 // the anonymous pages in one atomic step. Reads, by the program or by the kernel on its behalf, go
@@ -32,9 +32,9 @@ inline constexpr uint64_t kGranuleBytes = uint64_t{2} << 20;
 
 class AddressArena {
  public:
-  /// Reserves `bytes` of addresses, no memory. REQUIRES: multiples of kGranuleBytes. Takes less
-  /// where the process has a limit (ulimit -v): half of what that leaves, since scratch memory and
-  /// the program need addresses, too. Halves the size until the kernel grants it. kUnavailable
+  /// Reserves `bytes` of addresses, no memory. REQUIRES: both are multiples of kGranuleBytes. Takes
+  /// less where the process has a limit (ulimit -v): half of what that leaves, since scratch memory
+  /// and the program need addresses, too. Halves the size until the kernel grants it. kUnavailable
   /// below `least_bytes`, and where expect_page_size() says so.
   static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes, uint64_t least_bytes);
   /// kUnavailable where the kernel's pages are not of kPageBytes.

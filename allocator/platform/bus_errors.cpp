@@ -15,7 +15,7 @@
 namespace tencache {
 namespace {
 
-// A program whose handler goes on after each signal needs no longer list than this.
+// A program whose handler goes on after each signal needs no list longer than this.
 constexpr uint32_t kMessagesMax = 16;
 
 std::atomic<uintptr_t> g_arena_base{0};

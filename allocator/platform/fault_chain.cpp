@@ -21,7 +21,7 @@ constexpr size_t kPlacesMax = 16;
 /// reading it.
 struct Replaced {
   struct sigaction action = {};
-  std::atomic<bool> is_spent{false};  // of SA_RESETHAND
+  std::atomic<bool> is_spent{false};  // its handler has run once, with SA_RESETHAND
 
   bool has_function() const { return action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN; }
   bool has_flag(int flag) const { return (action.sa_flags & flag) != 0; }

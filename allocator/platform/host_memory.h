@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HostMemory: one piece of anonymous memory, made to be pinned. It begins with a huge page and lies
-// on a chosen NUMA node. Every page is present before map() returns, because a driver that has to
-// make the pages while it pins them takes several times as long. Threads on the node's processors
-// touch it together; that alone puts the pages there, even where a container refuses to bind
-// memory.
+// HostMemory: one piece of anonymous memory, made to be pinned. It begins where a huge page can and
+// lies on a chosen NUMA node that has room. Every page is present before map() returns, because a
+// driver that has to make the pages while it pins them takes several times as long. Threads on the
+// node's processors touch it together; that alone puts the pages there, even where a container
+// refuses to bind memory.
 //
 // Note [Fork]: by default a child process does not inherit this memory (MADV_DONTFORK). After a
 // fork, writing to a page that parent and child share gives the writer a copy. A device that has

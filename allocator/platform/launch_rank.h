@@ -6,7 +6,7 @@
 
 namespace tencache {
 
-/// This process's rank; -1 if a launcher has set none, or started only one process.
+/// This process's rank; -1 if no launcher has set one, or if it started only one process.
 int launch_rank();
 
 }  // namespace tencache

@@ -3,8 +3,8 @@
 // Files that the user asked for: stats, traces, periods, drawings. This is the one way to write
 // them, for the core and, through the C ABI, for the Python package.
 //
-// Note [Output files]: what has the name decides how it is written.
-//   - Nothing yet, or a regular file, is replaced: the text goes to a temporary beside it, which is
+// Note [Output files]: what stands under the name decides how it is written.
+//   - A regular file is replaced, or made: the text goes to a temporary beside it, which is
 //     renamed once it is whole. So nobody reads half a file, and a failure leaves what was there
 //     before. Other users may write to the folder too. So the temporary has a random name and is
 //     made with O_EXCL and O_NOFOLLOW: nobody can put something in its place beforehand, and two

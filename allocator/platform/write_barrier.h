@@ -8,7 +8,7 @@
 // Others install their own handlers at any time. So a thread that opens a window first calls
 // ensure_installed(), which puts ours in front. A thread that has SIGSEGV blocked gets no handler:
 // the kernel ends the process. So where a window can do without the signal, it does
-// (platform/access_barrier.h, engine/move/cpu/slot_fetches.h). There is one barrier a process, as
+// (platform/access_barrier.h, engine/move/cpu/slot_fetches.cpp). There is one barrier a process, as
 // with signal handlers.
 #pragma once
 

@@ -366,7 +366,7 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   return result;
 }
 
-// If a write did not reach the disk, the kernel tells so once for the whole file, to the thread
+// If a write did not reach the disk, the kernel says so once for the whole file, to the thread
 // that waits next, whoever wrote those bytes. So one thread waits at a time, and after a failure
 // nothing is trusted that was being written meanwhile.
 Status DiskTier::end_buffered_write(std::span<const IoSegment> segments,

@@ -13,9 +13,9 @@
 // fork_epochs.cpp).
 //
 // Before the file grows, and before and after it is read, written or mapped by the descriptor's
-// number, whoever does so looks whether the number still stands for the file (base/kept_fd.h). If
-// not, the process ends; only a CachedReader returns an error instead. A page of the file stays
-// mapped, so that no file of the program's can pass for it.
+// number (before alone where cuFile reads it), whoever does so checks whether the number still
+// stands for the file (base/kept_fd.h). If not, the process ends; only a CachedReader returns an
+// error instead. A page of the file stays mapped, so that no file of the program's can pass for it.
 //
 // The disk may take nothing for a while: it is full, fails, or has become read-only. is_failing()
 // tells, from the first write or growth that fails until a write succeeds. The tier itself never
@@ -57,8 +57,8 @@ struct Slot {
 
 struct DiskTierConfig {
   std::string directory;  // must exist
-  /// The file never grows beyond this. Without a quota, a tenth of the disk is left to others: of
-  /// what the file and the free space come to when the file grows.
+  /// The file never grows beyond this. Without a quota, it leaves others a tenth of the disk, that
+  /// is, of what the file and the free space come to when the file grows.
   std::optional<uint64_t> quota_bytes;
   Choice io_uring = Choice::kAuto;
   Choice direct_io = Choice::kAuto;

@@ -60,7 +60,8 @@ void DiskTier::release(const Slot& slot) {
   put_back(slot, fork_epochs_.size());
 }
 
-// The slot waits with the newest of so many forks, if that one freezes it; else it is free.
+// The slot waits with the newest of the first `fork_count` forks, if that one freezes it; else it
+// is free.
 void DiskTier::put_back(const Slot& slot, size_t fork_count) {
   if (fork_count > 0 && fork_epochs_[fork_count - 1].epoch >= slot.epoch) {
     fork_epochs_[fork_count - 1].waiting.push_back(slot);

@@ -113,8 +113,8 @@ class HostTier {
   /// would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
-  /// Takes a block as allocate() does, but only from mapped memory: no block where that has no room
-  /// for it, and none in a forked child.
+  /// Takes a block as allocate() does, but only from mapped memory. Returns no block where that has
+  /// no room for it, and none in a forked child.
   HostBlock take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Whether there would be room for such a block if all others were released.
   bool may_hold(uint64_t bytes) const { return bytes <= config_.budget_bytes; }

@@ -4,10 +4,10 @@
 // pwrite one request at a time. As in the io_uring channel, the calling thread cuts, judges and
 // reports (tier/piece_sequence.h), and the threads only move bytes, so both channels behave alike.
 //
-// Each request looks whether the descriptor still stands for the file, before it and after it (300
-// ns of some 250 us). What remains: the program closes the number and gets it for a file of its own
-// within the nanoseconds between the look and the call. Then the process ends after that request.
-// (The io_uring channel holds the file itself.) Whoever makes the channel has a FileHold.
+// Each request checks whether the descriptor still stands for the file, before and after its call
+// (300 ns of some 250 us). What remains: the program closes the number and gets it for a file of
+// its own within the nanoseconds between the check and the call. Then the process ends after that
+// request. (The io_uring channel holds the file itself.) Whoever makes the channel has a FileHold.
 //
 // Threads: transfer() on one thread at a time; mutex_ guards the two queues and is never held
 // across I/O. The threads start at the first transfer and leave signals to the program's own

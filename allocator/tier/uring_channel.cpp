@@ -21,7 +21,7 @@
 //
 // Note [Descriptors of a ring]: the registered file is a reference of its own, so that a request
 // reaches the spill file whatever became of the descriptor's number. Where registration is refused,
-// each request looks whether the number still stands for the file, as in the other channel. The
+// each request checks whether the number still stands for the file, as in the other channel. The
 // ring itself has only its number, and each submission looks at that. (Kernels before 5.16 give all
 // rings one inode. There another ring of the program's could be taken for this one.)
 //

@@ -13,7 +13,7 @@
 //
 // Invariant: the word in host memory, which the streams read, is -1 while copies are held, else 0.
 //
-// Threads: any. mutex_ guards the word and is held across no call.
+// Threads: any. mutex_ guards the word and is never held across a call of the driver.
 #pragma once
 
 #include <cuda.h>

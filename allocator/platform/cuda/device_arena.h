@@ -4,10 +4,10 @@
 // under them. An access of the device to an address without a frame is a fault, so a range may be
 // unmapped only when no queued work of the device uses it.
 //
-// Mapping costs per handle of a frame, granting access and unmapping per run of addresses. So map()
-// takes many frames at once and grants access to neighbours together. Ranges begin and end at
-// multiples of the granularity. The caller hands out ranges, as with the cpu backend's
-// AddressArena. Copies to the host pause while access is granted (platform/cuda/copy_pause.h).
+// Mapping, granting access and unmapping cost per handle of a frame. map() takes many frames at
+// once and grants access to neighbours together. Ranges begin and end at multiples of the
+// granularity. The caller hands out ranges, as with the cpu backend's AddressArena. Copies to the
+// host pause while access is granted (platform/cuda/copy_pause.h).
 //
 // Other GPUs may become peers, which PyTorch asks for before the first copy between two GPUs. They
 // may use all that is mapped, now and later.
@@ -59,7 +59,7 @@ class DeviceArena {
   /// Takes whole frames away from the range; they are the caller's again. REQUIRES: the whole range
   /// is mapped, and no queued work uses it.
   Status unmap(CUdeviceptr address, uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
-  /// From now on this device, too, may read and write what is mapped here. The driver refuses where
+  /// From now on `device`, too, may read and write what is mapped here. The driver refuses where
   /// the two devices are no peers.
   Status add_peer(int device) TENCACHE_EXCLUDES(mutex_);
 

@@ -3,8 +3,8 @@
 // DriverApi: every function of the CUDA driver that the cuda backend calls, as one table of
 // function pointers. Nothing links against libcuda: load_driver() opens it at run time, so
 // everything else builds and runs on a machine without a GPU. The suites put a simulated driver
-// into the same table (tests/support/cuda/simulated_driver.h). Only this folder of the core sees
-// CUDA's header; it comes with the CUDA that pip installs beside PyTorch.
+// into the same table (tests/support/cuda/simulated_driver.h). Only this folder of the core
+// includes CUDA's header; it comes with the CUDA that pip installs beside PyTorch.
 //
 // The table is constant once it is filled; any thread may call through it.
 #pragma once

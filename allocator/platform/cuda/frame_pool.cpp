@@ -188,7 +188,7 @@ Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool 
   return status;
 }
 
-// Others may use the GPU as well; if so, free handles go first.
+// Where others have used up the GPU's memory, free handles go first.
 Result<FrameHandle> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
   const DriverApi& driver = gpu_.driver();

@@ -93,7 +93,7 @@ class FramePool {
   }
   /// How many bytes of a frame free handles cannot make up.
   uint64_t missing(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
-  /// The frame cannot be unmapped, because the context is broken, and is lost with the context.
+  /// Stops counting a frame that stays mapped, as in a broken context, and is lost with that.
   void write_off(const Frame& frame) TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: the frame is mapped nowhere, and no work of the device uses it any more.
   void give_back(const Frame& frame) TENCACHE_EXCLUDES(mutex_);

@@ -22,7 +22,7 @@ struct GpuFacts {
   std::string name;
   uint64_t total_bytes = 0;        // of device memory
   uint64_t granularity_bytes = 0;  // frames are multiples of this
-  int numa_node = -1;              // of the host memory next to it; -1: the machine has no NUMA
+  int numa_node = -1;              // of the host memory next to it; -1: the driver names none
   bool can_do_rdma = false;        // other devices can reach frames
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamMark: a moment in a stream: all work that the stream had been given until then. Other
-// streams wait for it on the device; service threads poll it or wait on the host; nobody waits for
-// a whole device. StreamMarks: makes marks from events without timing, which it reuses, because
+// StreamMark: a moment in a stream, after all work that the stream had been given until then. Other
+// streams wait for it on the device; threads poll it or wait on the host; nobody waits for a whole
+// device. StreamMarks: makes marks from events without timing, which it reuses, because
 // creating an event costs more than recording it.
 //
 // Threads: any. mutex_ is held for bookkeeping only. Copies of a mark are the same moment and share
