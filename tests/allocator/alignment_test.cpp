@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that are nearly the same: what is missing or additional on either side, where both begin
-// differently, and random rows against what was done to them.
+// Rows that are nearly the same: entries missing or additional on either side, rows that begin
+// differently, and random rows against the edits made to them.
 #include "learn/alignment.h"
 
 #include <gtest/gtest.h>

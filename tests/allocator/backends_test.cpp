@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Properties of an engine over any backend: bytes come back right, pins hold, room is made and
-// exceeded only where one op needs it, freed memory is reused, plans fetch ahead, figures add up,
-// threads do not collide. The drivers of the suite are in support/.
+// Properties of an engine over any backend: bytes come back right, pins hold, room is made, the
+// budget is exceeded only where one op needs it, freed memory is reused, plans fetch ahead, figures
+// add up, threads do not collide. The drivers of the suite are in support/.
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether any thread blocks a signal: that is found out whichever thread it is, and is over once
-// the thread has ended.
+// Whether any thread blocks a signal: the thread is found whichever it is, and no longer counts
+// once it has ended.
 #include "platform/blocked_signals.h"
 
 #include <gtest/gtest.h>

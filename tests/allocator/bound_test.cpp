@@ -30,8 +30,8 @@ TEST(BoundTest, NothingHasToBeReadWhenAllFits) {
 }
 
 TEST(BoundTest, ThreeInTurnOnTwoPlaces) {
-  // Every other op finds its tensor: 15 bytes a period on average, because the tensor that leaves
-  // is always the one that was used just before, which is needed last.
+  // Every other op finds its tensor, because the one that leaves is always the one that was used
+  // just before, which is needed last. So 15 bytes a period are read on average.
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 20), 15u);
   EXPECT_EQ(bound_bytes_read(three_in_turn(), 25), 7u);
 }
@@ -71,7 +71,7 @@ TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
 }
 
 TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
-  // The burst is three ops again, but its second half is at the beginning of the period.
+  // The burst is three ops again, but its last op is at the beginning of the period.
   Trace trace = three_in_turn();
   trace.ops = {{0, 0, {{4, false}, {5, false}}},
                {0, 1000, {{0, false}, {1, false}}},
@@ -103,7 +103,7 @@ TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
 TEST(BoundTest, BurstsCountWhereverTheyBegin) {
   // Five times, tensors of 10 bytes are made, and read once more in reverse. Half of them fit, so
   // the others are written while they are made, and read afterwards. The period has more ops than a
-  // bound has borders of windows, and the turns lie between those at equal distances.
+  // bound has borders of windows, and the turns lie between the borders at equal distances.
   constexpr uint32_t kTensors = 201;
   Trace trace;
   trace.op_names = {"op"};
@@ -170,7 +170,7 @@ TEST(BoundTest, WhatNeitherTierHoldsPassesTheDisk) {
   EXPECT_NEAR(bound_ns(stack_of_four(0), machine), 100 + 200, 1) << "one read, one written";
   machine.host_bytes = 20;
   EXPECT_NEAR(bound_ns(stack_of_four(0), machine), 40, 1) << "the disk is not needed";
-  // Three in turn on two places in all: 15 bytes a period (ThreeInTurnOnTwoPlaces).
+  // Three in turn on two places in all read 15 bytes a period (ThreeInTurnOnTwoPlaces).
   machine.budget_bytes = machine.host_bytes = 10;
   EXPECT_NEAR(bound_ns(three_in_turn(), machine), 330, 1);
   machine.disk_read_bytes_per_s = 1e7;

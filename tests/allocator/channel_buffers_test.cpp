@@ -29,7 +29,7 @@
 namespace tencache {
 namespace {
 
-/// Reads the first bytes of the file, past the channel.
+/// Reads the first bytes of the file, without the channel.
 AlignedBuffer load(const UniqueFd& file, size_t bytes) {
   AlignedBuffer buffer(bytes);
   EXPECT_EQ(pread(file.get(), buffer.data(), bytes, 0), static_cast<ssize_t>(bytes));

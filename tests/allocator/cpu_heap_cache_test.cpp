@@ -216,13 +216,14 @@ INSTANTIATE_TEST_SUITE_P(Bytes, FetchIntoFramesTest,
 
 TEST_P(FetchIntoFramesTest, BytesComeBackAndTheOldAddressIsGone) {
   const uint64_t bytes = GetParam();
-  const uint64_t tail = bytes % kGranuleBytes;  // stays where the other's is shorter
+  // This much more stays cached where the other extent's tail is shorter.
+  const uint64_t tail = bytes % kGranuleBytes;
   for (const uint64_t more : {uint64_t{0}, bytes / 2 / kPageBytes * kPageBytes}) {
     TestEngine engine(small_budget());
     char* cold = engine.allocate(bytes);
     fill_pattern(cold, bytes, 1);
     ASSERT_TRUE(engine.evict(cold));
-    cold[8] = 3;  // unannounced: wins over the slot
+    cold[8] = 3;  // an unannounced write, which wins over the slot
     char* cached = engine.allocate(bytes + more);
     memset(cached, 9, bytes + more);
     fill_up(engine);
@@ -316,8 +317,8 @@ TEST(HeapCacheTest, FetchThatIsRefusedHalfWayLeavesTheRightBytes) {
   EXPECT_EQ(outcome, 0);
 }
 
-// The kernel maps nothing more: memory goes all the same, and no freed address shows another's
-// slot.
+// The kernel maps nothing more. Memory is given back all the same, and no freed address shows
+// another's slot.
 TEST(HeapCacheTest, MemoryIsGivenBackWithoutMappings) {
   if (kHasThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer itself maps memory at fixed addresses";
   const int outcome = run_in_child([] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small tensors that fill the budget, with a whole engine: from a share of it on they lie in slabs,
+// Small tensors that fill the budget, with a whole engine: beyond a share of it they lie in slabs,
 // which leave and come back as a whole. While they are few, they stay in malloc.
 #include <gtest/gtest.h>
 

@@ -66,7 +66,7 @@ TEST_F(DeviceModelTest, ARequestThatAnOpHasServedIsOver) {
   EXPECT_EQ(notes_.bytes_read, 30u);
 }
 
-/// Three tensors and one op that reads the second and the third, in either sequence.
+/// Three tensors in turn, and an op that reads the second and the third, in either sequence.
 class OpOfTwoTest : public ::testing::TestWithParam<bool> {
  protected:
   static Trace op_of_two(bool is_swapped) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A disk that takes nothing for a while: threads that need room wait for it and get it, for as long
-// as they were told to; nobody else waits for them; and the budget holds. Clocks are the test's.
+// A disk that takes nothing for a while: threads that need room wait for it as long as they were
+// told to, and get it; nobody else waits for them; and the budget holds. Clocks are the test's.
 #include "engine/plan/disk_patience.h"
 
 #include <gtest/gtest.h>

@@ -198,7 +198,7 @@ TEST_F(DiskTierForkTest, AChildOfTheChildCounts) {
   HeldChild child(
       *tier_,
       [&] {
-        tier_->freeze_before_fork();  // a passive process asks for nothing
+        tier_->freeze_before_fork();  // in a child this freezes nothing
         if (fork() != 0) return;
         close(go[1]);
         char byte = 0;
@@ -227,8 +227,8 @@ TEST_F(DiskTierForkTest, AChildThatClosesItsDescriptorsStillCounts) {
   const Slot slot = take();
   store(slot, 'c');
   char* cold = map(slot);
-  // The child closes the spill file, as daemons close everything; the pipe that holds it stays
-  // open.
+  // The child closes the spill file, as daemons close everything; the pipe that holds the child
+  // stays open.
   HeldChild child(
       *tier_, [&] { syscall(SYS_close_range, tier_->fd(), tier_->fd(), 0); },
       [&] { return all_are(cold, kBytes, 'c') ? 0 : 1; });

@@ -112,7 +112,8 @@ TEST_F(EngineForkTest, ChildKeepsItsBytesWhileTheParentChangesEvictsAndFrees) {
   EXPECT_TRUE(has_pattern(other, kBytes, 55));
 }
 
-// Slots that a living child maps would give no room, and what they hold can still leave to them.
+// Giving up slots that a living child maps would make no room, and the extents whose bytes they
+// hold can still leave to them.
 TEST(EngineForkQuotaTest, FrozenSlotsAreNotGivenUpWhereTheDiskIsFull) {
   TestEngine engine([](CpuEngineConfig& config) { config.disk->quota_bytes = 4 * kBytes; });
   const std::vector<char*> clean = engine.written(2, kBytes);

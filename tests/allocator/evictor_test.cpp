@@ -243,7 +243,7 @@ TEST(EvictorTest, FirstSpillIsToldOnceAndPassesPollFirst) {
   EXPECT_EQ(spills.load(), 1);
 }
 
-// The poll before a pass may give up the pins that stood in the way.
+// The poll (before_pass) may give up the pins that stood in the way.
 TEST(EvictorTest, HoldsGivenUpByThePollMakeRoom) {
   std::atomic<Hold*> hold{nullptr};
   Engine* target = nullptr;

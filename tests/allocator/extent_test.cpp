@@ -409,8 +409,8 @@ TEST(ExtentTest, WaiterWakesAtEachEndOfAWindow) {
   }
 }
 
-// Invariant 2 under threads: while a pin holds that found the extent usable, the extent does not go
-// cold.
+// Invariant 2 under threads: as long as a pin that found the extent usable is held, the extent does
+// not go cold.
 TEST(ExtentTest, PinAndEvictionNeverBothWin) {
   constexpr int kPinners = 3;
   constexpr int kRounds = 20000;

@@ -45,7 +45,7 @@ class IoChannelTest : public ::testing::TestWithParam<ChannelKind> {
     return channel_->transfer(direction, segments, observer);
   }
 
-  /// Writes the buffer to the start of the file, past the channel.
+  /// Writes the buffer to the start of the file, without the channel.
   void store(const AlignedBuffer& buffer) {
     for (size_t done = 0; done < buffer.bytes();) {
       const ssize_t moved = pwrite(file_.get(), buffer.data() + done, buffer.bytes() - done,

@@ -186,7 +186,7 @@ TEST(DefaultBudgetTest, IgnoresACgroupThatLeavesMoreThanTheMachine) {
 TEST(DefaultBudgetTest, IsNeverBelowItsLeast) {
   MachineMemory memory = machine(40 * kGiB);
   memory.cgroup_limit_bytes = kGiB;
-  memory.cgroup_used_bytes = 2 * kGiB;  // above its limit: being reclaimed
+  memory.cgroup_used_bytes = 2 * kGiB;  // above its limit, while memory is reclaimed
   EXPECT_EQ(default_device_budget(memory).bytes, 128 * kMiB);
   EXPECT_EQ(default_device_budget(machine(0)).bytes, 128 * kMiB);
 }

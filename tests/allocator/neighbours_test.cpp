@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows of neighbours: when a row is one, in which direction it goes, how far ahead it is fetched,
+// Rows of neighbours: when a row begins, in which direction it goes, how far ahead it is fetched,
 // and what ends it. One test has a program that reads everything once, in the order of allocation.
 #include "engine/plan/neighbours.h"
 

@@ -30,7 +30,7 @@ namespace {
 constexpr uint64_t kBytes = 1 << 20;
 constexpr uint32_t kAdditional = 77;  // an op that is not in the script
 // At least this many ticks lie between two such ops, because a plan is given up where more differ
-// (plan/plan_cursor.cpp).
+// (engine/plan/plan_cursor.cpp).
 constexpr size_t kBetweenAdditional = 9;
 
 /// A tensor that each step allocates anew: after tick `born`, freed after `born + length`.
@@ -88,10 +88,10 @@ Script random_script(Random& random, bool has_own_sizes) {
   return script;
 }
 
-/// Plays a script: into a stream from some tick on, and to a cursor once there is one.
+/// Plays a script: into a log from some tick on, and to a cursor once there is one.
 class Player : private PlanSink {
  public:
-  /// Runs with other extents have numbers of their own.
+  /// A run with other extents begins with another `first_id`.
   explicit Player(const Script& script, uint64_t first_id = 1)
       : script_(script), first_id_(first_id), transients_(script.transients.size(), nullptr) {
     for (size_t index = 0; index < script.parameters; ++index) parameters_.push_back(make(kBytes));

@@ -22,7 +22,7 @@ constexpr uint32_t kForward = 1;
 constexpr uint32_t kBackward = 2;
 constexpr uint32_t kUpdate = 3;
 
-/// Plays programs: writes their events into a stream.
+/// Plays programs: writes their events into a log.
 class PeriodTest : public ::testing::Test {
  protected:
   struct Use {
@@ -395,7 +395,7 @@ TEST_F(PeriodTest, CopiesOfLayersThatLookAlikeBeginWithTheSameLayer) {
   ASSERT_TRUE(period.has_value());
   ASSERT_EQ(period->trace.tick_count(), 3u);
   for (uint64_t parameter = 1; parameter <= 3; ++parameter) {
-    op(kForward, {{parameter}});  // the stream ends with another layer each time
+    op(kForward, {{parameter}});  // the log ends with another layer each time
     flush();
     const std::optional<PeriodPlace> place = find_copy(log_, *period);
     ASSERT_TRUE(place.has_value());

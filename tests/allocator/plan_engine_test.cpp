@@ -465,7 +465,7 @@ TEST_F(PlanEngineTest, PlansAgainUnderAnotherBudget) {
   expect_bytes();
 }
 
-/// The first plan is not ready before the test lets it.
+/// Holds the first plan back until the test lets the learner go on.
 class HeldPlan {
  protected:
   void hold() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Readings: a checkpoint of tensors that lie on a disk which lies ends with a message or with the
-// right bytes, whichever bit of the slot flips, in the process that owns the tier and in a forked
-// child, for tensors that fit half of the budget and for larger ones.
+// Readings: a checkpoint of tensors on a disk that lies ends with a message or with the right
+// bytes, whichever bit of the slot flips, in the process that owns the tier and in a forked child,
+// for tensors that fit half of the budget and for larger ones.
 #include "engine/reading.h"
 
 #include <fcntl.h>

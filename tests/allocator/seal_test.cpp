@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Evictions that park the pages (engine/move/cpu/seal.h, engine/move/cpu/parked_evictions.h):
-// where the pages are then, what brings them back, which extents leave by the other window, and
-// that nobody notices. The tests are skipped where the kernel does not allow userfaultfd.
+// where the pages are then, what brings them back, which extents leave by the write-protected
+// window instead, and that nobody notices. The tests are skipped where the kernel does not allow
+// userfaultfd.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -249,7 +250,7 @@ TEST_F(ParkedPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
 }
 
 // The kernel moves only a range that is one mapping to it, and the program may have split it. Such
-// an extent leaves by the other window.
+// an extent leaves by the write-protected window.
 TEST_F(ParkedPagesTest, MappingThatTheProgramHasSplitLeavesAllTheSame) {
   TestEngine engine(park_pages);
   char* address = engine.allocate(3 * kMiB);

@@ -87,7 +87,7 @@ bool has_own_mounts() {
          mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
 }
 
-// Each child has a view of the mounts of its own, which ends with the child.
+// Each child has its own view of the mounts, which ends with the child.
 TEST(ProbeDirectoryTest, LooksBelowAnOverlay) {
   const TestDirectory directory;
   const std::string below = directory.path() + "/below";

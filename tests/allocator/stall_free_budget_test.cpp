@@ -49,8 +49,8 @@ TEST(StallFreeBudgetTest, ThreeInTurnNeedTwoPlaces) {
   EXPECT_EQ(stall_free_budget(trace, byte_per_ns(10), 0.1, go_on), 11u) << "as near as it looks";
 }
 
-// The budget found is enough, and a little less is not. Where one budget separates those that wait
-// from those that do not, no smaller one is missed.
+// The budget found is enough, and a little less is not. Where one budget separates those that are
+// too small from those that are enough, the one found is at most a little larger.
 TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
   constexpr int kPartedMin = kHasSanitizer ? 1 : 12;
   constexpr int kRoundsMax = 500;

@@ -194,7 +194,7 @@ TEST(StoredEngineTest, OtherChunksOfAListOpAreLearned) {
                     {.budget_bytes = kLayers * kBytes * 3 / 4, .has_small_chunks = true});
 }
 
-// Most of the step is as it was stored, so the chunks could be taken for something besides.
+// Most of the step is as it was stored, so the chunks could be taken for additional ticks.
 TEST(StoredEngineTest, OtherChunksOfALongStepAreLearned) {
   expect_own_period(stored_period({.passes_before = 30}),
                     {.passes_before = 30, .has_small_chunks = true});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From events to ticks: which ops are ticks, which op an access belongs to, lives of extents,
-// marks, the bound on memory, and a stream whose events were lost.
+// marks, the bound on memory, and a thread whose events were lost.
 #include "learn/tick_log.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ TEST_F(TickLogTest, AccessesBelongToTheOpOfTheirThread) {
 }
 
 TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
-  record(EventKind::kAllocate, 5, 4096);  // before the first tick: not known
+  record(EventKind::kAllocate, 5, 4096);  // before the first tick, so not known
   record(EventKind::kOpBegin, 0, 0, 1);
   record(EventKind::kRead, 5, 4096);
   record(EventKind::kWait, 0, 300);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The write barrier: alone over a page with a judge of the test's, and in an engine whose windows
-// are hit by a thread that writes without a gate. Foreign faults reach the handler that was there
-// before; without one they kill the process.
+// The write barrier: alone over a page with a judge of the test's, and in an engine whose protected
+// windows are hit by a thread that writes without a gate. Foreign faults reach the handler that was
+// there before; without one they kill the process.
 #include "platform/write_barrier.h"
 
 #include <gtest/gtest.h>

@@ -2,8 +2,8 @@
 //
 // Everything together under PyTorch's dispatcher, over the simulated driver. CUDA tensors come from
 // our allocator, operators with CUDA kernels queue work on the current stream, and the gate's hooks
-// make sure that their tensors are there. A kernel that touches a missing tensor crashes. Results
-// must equal those of the host, whatever the budget.
+// make sure that their tensors are there. A kernel that touches a missing tensor fails the context.
+// Results must equal those of the host, whatever the budget.
 //
 // A runtime lives as long as its process, so each body runs in a child, on one thread.
 #include <ATen/ATen.h>
@@ -319,7 +319,7 @@ TEST_F(CudaGateTest, AnOpsTensorsArePinnedWhileItRuns) {
     const at::Tensor a = make_filled(1), b = make_filled(2), other = make_filled(3);
     g_cuda.driver->wait_until_idle();
     EXPECT_GT(tencache_evict_all(), 0u);
-    make_filled(4);  // arms at the latest
+    make_filled(4);  // arms, if nothing did before
     mixed(a, other);
     g_cuda.driver->wait_until_idle();
     tencache_evict_all();

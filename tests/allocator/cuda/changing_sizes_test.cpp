@@ -162,7 +162,8 @@ TEST_F(ChangingSizesTest, ThreadsThatServeRandomShapes) {
   expect_little_waste();
 }
 
-// Forward passes keep what backward passes free in the opposite order; each step has a length.
+// Forward passes keep what backward passes free in the opposite order; each step has its own
+// length.
 TEST_F(ChangingSizesTest, StepsOfRandomLengths) {
   constexpr uint64_t kLayers = 8;
   constexpr std::array<uint64_t, 5> kTokenBytes = {32 * kKiB, 96 * kKiB, 32 * kKiB, 128 * kKiB,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program that is ahead of its GPU. An eviction that a plan requests waits for the work queued
-// until then and no longer, unless the extent was used since. Evictions go in parts. A thread that
-// lacks room lets earlier fetches go first while the device has work. Fetches arrive one after
-// another.
+// before the request and for no other, unless the extent was used since. Evictions go in parts. A
+// thread that lacks room lets earlier fetches go first while the device has work. Fetches arrive
+// one after another.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -157,7 +157,7 @@ TEST_F(CudaAheadTest, AForgottenMomentCostsNoMoreThanALaterOne) {
   engine_->check(stream_, idle, kBytes, 1);
 }
 
-// An eviction waits if the extent was used since the request; here just after the check for that.
+// An eviction waits for a use since the request, even for one just after the check for uses.
 TEST_F(CudaAheadTest, UseAfterTheRequestIsAwaited) {
   start();
   char* tensor = allocate();
@@ -187,7 +187,7 @@ TEST_F(CudaAheadTest, RecordedUseAfterTheRequestIsAwaited) {
   engine_->check(stream_, tensor, kBytes, 2);
 }
 
-// A stream that the program announces may queue its use later, by no op, so one mark is not enough.
+// A stream named by record_stream may queue a use later, without an op: one mark is not enough.
 TEST_F(CudaAheadTest, RecordedUseMayBeQueuedLater) {
   start();
   char* tensor = allocate();
@@ -456,7 +456,7 @@ TEST_F(CudaAheadTest, FetchesThatAnOpAwaitsAreCarriedOut) {
   engine_->check(stream_, tensor, kBytes, 1);
 }
 
-// The next fetch is queued however little the link moves in the time that is fetched ahead.
+// The next fetch is queued even if the first takes longer than the time that may be in flight.
 TEST_F(CudaAheadTest, OneFetchIsQueuedBehindAnother) {
   start_slow();
   constexpr uint64_t kLargeBytes = 16 * kMiB;  // a quarter of a second
@@ -544,7 +544,7 @@ TEST_F(CudaAheadTest, SmallTensorsWaitForNoLargeOne) {
   engine_->check(stream_, large, kLargeBytes, 2);
 }
 
-// The time that the driver takes to map memory is no computing, whichever op needs the memory.
+// The time that the driver takes to map memory is not computing, whichever op needs the memory.
 TEST_F(CudaAheadTest, MappingMemoryForAnOpIsAWaitOnceTensorsLeave) {
   engine_.emplace([](CudaEngineConfig& config) { config.arm_at = 0.5; });
   stream_ = engine_->make_stream();

@@ -68,8 +68,8 @@ class FaultyProgram {
       }
       engine_.wait_until_idle();  // the next round uses another stream, and no eviction need wait
     }
-    // The tensors are freed while another stream may use them; the next one takes handles of
-    // several.
+    // As far as the allocator knows, another stream may still use the tensors that are freed. The
+    // next tensor takes handles of several.
     for (char* tensor : tensors_) engine_.free(tensor);
     const Result<void*> large = engine_->allocate(5 * kBytes, stream_);
     if (large.is_ok()) engine_.free(large.value());
@@ -135,7 +135,7 @@ TEST_P(CudaEngineFaultsTest, OneRefusedCallChangesNoBitWithADiskBelow) {
 INSTANTIATE_TEST_SUITE_P(Functions, CudaEngineFaultsTest, ::testing::ValuesIn(kFaults),
                          [](const auto& info) { return std::string(info.param.function); });
 
-// The context breaks under the allocator, as by a kernel's fault: errors, and no hang.
+// The context breaks under the allocator, as by a kernel's fault. That gives errors, and no hang.
 TEST(CudaEngineBrokenContextTest, EndsWithErrors) {
   for (int moment = 0; moment < 4; ++moment) {
     SCOPED_TRACE(moment);

@@ -233,8 +233,8 @@ TEST_P(CudaEngineFuzzTest, EveryKernelReadsWhatWasWritten) {
         }
         if (has_slow_link) config.probe_bytes = 2 * kMiB;
         config.budget_bytes = (generator % 2 == 0 ? 16 : 28) * kMiB;
-        // Some runs have no compiler for the hash. With chaos, every extent that may leave does so
-        // at the end of every tenth op.
+        // Some runs have no compiler for the hash. With chaos, the end of about one op in ten
+        // evicts every extent that may leave.
         if (!has_nvrtc) config.nvrtc.reset();
         if (generator % 3 == 0) config.chaos = ChaosConfig{generator, 0.1};
       },

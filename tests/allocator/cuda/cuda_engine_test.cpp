@@ -424,7 +424,7 @@ TEST_F(CudaEngineTest, RecordedStreamsKeepItFromReuse) {
   engine_->write(stream_, first, kBytes, 1);
   engine_->order(stream_, other);
   engine_->device().record_stream(first + 100, other);
-  // No gate announces this use: a collective's kernel, say.
+  // No gate announces this use, as with a collective's kernel.
   const DeviceRange range{reinterpret_cast<CUdeviceptr>(first), kBytes, false};
   engine_->driver().hold(other);
   ASSERT_EQ(
@@ -530,7 +530,7 @@ TEST_F(CudaEngineTest, SmallBlocksAreResident) {
   engine_->check(stream_, small, 1000, 4);
 }
 
-// Small blocks hold their segments on the GPU for good, and each stream has its own.
+// Small blocks keep their segments on the GPU while they live, and each stream has its own.
 TEST_F(CudaEngineTest, SegmentsAreInKeepingWithTheBudget) {
   start();
   for (int count = 0; count < 8; ++count) {

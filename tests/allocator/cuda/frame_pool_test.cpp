@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // FramePool: frames of any size are built from handles that exist, the limit and the GPU's own
-// capacity hold, a handle goes only for one of another size, and a refusal of the driver leaves the
-// pool as it was. Random steps run against a reference model, and several threads at once.
+// capacity hold, a handle is given up only for one of another size, and a refusal of the driver
+// leaves the pool as it was. Random steps run against a reference model, and several threads at
+// once.
 #include "platform/cuda/frame_pool.h"
 
 #include <gtest/gtest.h>
@@ -102,7 +103,8 @@ TEST_F(FramePoolTest, TellsWhatFreeHandlesMiss) {
   EXPECT_EQ(pool_->missing(9 * kUnit), 3 * kUnit);
 }
 
-// As far as it may, the pool grows for a size that it cannot build; else a handle goes for others.
+// As far as it may, the pool grows for a size that it cannot build. Otherwise it gives up a handle
+// for others.
 TEST_F(FramePoolTest, ALargeHandleGoesForSmallOnes) {
   start(6 * kUnit);
   pool_->give_back(take(4 * kUnit));
@@ -338,7 +340,7 @@ TEST_F(FramePoolTest, RandomStepsAgainstAModel) {
       const Result<Frame> frame =
           is_reserved ? pool_->take_reserved(bytes, random.chance(0.5), allowed_bytes)
                       : pool_->take(bytes);
-      // With an exact limit, room that is not held is always available.
+      // The GPU has as much as the limit allows, so room that is not held is always available.
       if (!frame.is_ok() && frame.status().code() == StatusCode::kOutOfMemory) {
         ASSERT_GT(model.held_bytes + bytes, kLimit) << frame.status().message();
       }

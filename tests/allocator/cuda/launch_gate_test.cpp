@@ -52,7 +52,7 @@ class LaunchGateTest : public ::testing::Test {
     EXPECT_TRUE(engine_.evict(address));
     return address;
   }
-  /// Launches a kernel that no op announces; returns whether it had to be an op.
+  /// Launches a kernel with no op of its own; returns whether the launch counted as an op.
   bool launch(CUstream stream, const std::vector<KernelUse>& uses,
               std::chrono::nanoseconds duration = {}) {
     std::vector<Access> accesses;
@@ -283,7 +283,7 @@ TEST_F(LaunchGateTest, AStreamThatNoOpUsesMayBeDestroyed) {
   EXPECT_FALSE(launch(passing, {{unnamed, kExtent, 2, true}}));
   engine_.wait_until_idle();
   ASSERT_EQ(engine_.api().cuStreamDestroy(passing), CUDA_SUCCESS);
-  engine_->mover()->settle(true);  // the stream that brought it has a number
+  engine_->mover()->settle(true);  // until then the copy stream counts as a user
   EXPECT_EQ(extent(a).used_by & ~users, kNoStreams);
   EXPECT_TRUE(extent(a).has(kFlagKeepResident));
   EXPECT_TRUE(extent(unnamed).has(kFlagKeepResident));

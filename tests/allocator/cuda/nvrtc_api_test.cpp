@@ -143,7 +143,7 @@ TEST_P(RealNvrtcTest, TakesTheKernelsWithoutAWord) {
 }
 
 // Registers spilled to memory would cost bandwidth that the kernel needs; more than 64 registers
-// would leave fewer than eight blocks on a multiprocessor.
+// would leave fewer than 1024 threads on a multiprocessor.
 TEST_P(RealNvrtcTest, TheKernelsSpillNoRegisters) {
   for (const KernelText& kernel : {hash_kernel(GetParam()), copy_kernel(GetParam())}) {
     const char* const verbose = "-Xptxas=-v";

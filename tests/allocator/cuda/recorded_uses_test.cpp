@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tensor of which the program has announced that another stream uses it (record_stream), while
-// that stream is far ahead of the GPU: whoever wants the tensor waits for no more than its bytes.
+// A tensor of which the program has announced that a stream uses it (record_stream), while that
+// stream is far ahead of the GPU: whoever wants the tensor waits for no more than its bytes.
 #include <gtest/gtest.h>
 
 #include <chrono>

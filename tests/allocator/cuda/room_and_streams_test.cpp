@@ -204,7 +204,7 @@ TEST_F(RoomAndStreamsTest, RequestsGoFirstWhileTheDeviceIsBusy) {
   gate.open(1, {}, kNoStreams);
   engine_->driver().hold(own_);
   engine_->write(own_, busy, 2 * kMiB, 2);
-  without_held_streams([&] { gate.let_fetches_go_first(); });  // as in a fetch: does not wait
+  without_held_streams([&] { gate.let_fetches_go_first(); });  // as in a fetch, it does not wait
   engine_->driver().hold(own_);
   engine_->write(own_, busy, 2 * kMiB, 1);
   gate.begin_wait_for_room(own);

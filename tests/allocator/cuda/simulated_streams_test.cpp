@@ -85,7 +85,7 @@ TEST_F(SimulatedStreamsTest, TheNullStreamAndBlockingStreamsWaitForEachOther) {
     ASSERT_EQ(api().cuStreamCreateWithPriority(made, CU_STREAM_DEFAULT, 0), CUDA_SUCCESS);
     streams_.push_back(*made);
   }
-  std::vector<int> order;  // one work after another
+  std::vector<int> order;  // written by one kernel after another
   driver_->hold(first);
   launch(first, [&order] { order.push_back(1); });
   launch(nullptr, [&order] { order.push_back(2); });
@@ -98,7 +98,7 @@ TEST_F(SimulatedStreamsTest, TheNullStreamAndBlockingStreamsWaitForEachOther) {
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
 }
 
-// Tests stop the device in this way instead of making it slow.
+// With hold() a test need not rely on a slow device.
 TEST_F(SimulatedStreamsTest, HeldStreamWaitsUntilItIsLetGo) {
   start();
   const CUstream at = stream();
@@ -247,8 +247,8 @@ TEST_F(SimulatedStreamsTest, StreamWaitsForTheMomentThatWasRecordedThen) {
   synchronize(producer);
 }
 
-// The stream is never idle: each work waits until the next one is queued. A wait for an idle stream
-// would never end.
+// The stream is never idle: each kernel waits until the next one is queued. A wait for an idle
+// stream would never end.
 TEST_F(SimulatedStreamsTest, TheDeviceIsWaitedForWhileAnotherThreadQueuesWork) {
   start();
   const CUstream fed = stream();
