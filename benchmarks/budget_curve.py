@@ -10,10 +10,10 @@ schedule can beat on this disk, and what the simulator predicted; how long the p
 what was moved, and how much of it ahead of use. Losses and the final state must be the same to the
 last bit everywhere.
 
-The goals: 97 % of stock's speed at a budget of 50 % and 92 % at 25 %, or, where the bound itself is
-slower than stock, 97 % of the bound; a step within 3 % of the predicted one. At most 1 % of the
-fetched bytes come late without the plan having foreseen it (where an optimizer's step names more
-than the budget holds, no schedule has all of it there in time), and at most 1 % in vain.
+The goals are 97 % of stock's speed at a budget of 50 % and 92 % at 25 %, or, where the bound itself
+is slower than stock, 97 % of the bound; and a step within 3 % of the predicted one. At most 1 % of
+the fetched bytes may come late without the plan having foreseen it (where an optimizer's step names
+more than the budget holds, no schedule has all of it there in time), and at most 1 % in vain.
 
     python benchmarks/budget_curve.py
 """

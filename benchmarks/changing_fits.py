@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does tencache cost a program that fits and whose sizes change?
 
-Four programs (benchmarks/changing.py) whose tensors have new sizes again and again: concatenation
-that grows, beam search with a growing cache, four threads that serve random shapes, training with
-random lengths. The budget holds them with room to spare. The goals are at most 5 % more processor
-time than stock, at most 15 % more resident memory, and hooks that stay unarmed.
+The benchmark runs four programs (benchmarks/changing.py) whose tensors have new sizes again and
+again: concatenation that grows, beam search with a growing cache, four threads that serve random
+shapes, training with random lengths. The budget holds them with room to spare. The goals are at
+most 5 % more processor time than stock, at most 15 % more resident memory, and hooks that stay
+unarmed.
 
 Every measurement is a process; the variants alternate. Ratios are taken round by round.
 

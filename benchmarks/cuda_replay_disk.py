@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the cuda backend do what its plans say when host memory is short, too?
 
-The replay of benchmarks/cuda_replay.py at 50 % of the needed bytes, with so little host memory that
-a part of what leaves the device goes on to a disk. The disk is a real file; its pieces pass one
-after the other each way at the rates of a fast NVMe (12 GB/s read, 8 GB/s written), in the same
-slow motion as link and device.
+This is the replay of benchmarks/cuda_replay.py at 50 % of the needed bytes, with so little host
+memory that a part of what leaves the device goes on to a disk. The disk is a real file; its pieces
+pass one after the other each way at the rates of a fast NVMe (12 GB/s read, 8 GB/s written), in the
+same slow motion as link and device.
 
     python benchmarks/cuda_replay_disk.py
 """

@@ -82,7 +82,7 @@ TransformerShape shape_of(const Job& job) {
                          .has_activation_gradients = true,
                          .weights_per_update = 16};
   // The weights are query, key, value, output, gate, up and down. The activations are their
-  // results, then those of two norms (one also in fp32), the rotated query and key, attention,
+  // results, then those of two norms (each also in fp32), the rotated query and key, attention,
   // activation, product and two sums.
   shape.weight_bytes = {hidden * hidden, hidden * narrow, hidden * narrow, hidden * hidden,
                         hidden * wide,   hidden * wide,   hidden * wide};

@@ -8,7 +8,7 @@
     documents that programs write may be wider
   - a source has at most 600 lines, a function at most 60
   - no line says that something is left for later
-  - no absolute path of somebody's machine
+  - no source has an absolute path of somebody's machine
   - a comment or document names only what exists, in today's words (check_names.py)
 
 Functions of C++ are found by their braces, which is rough: each one found is a function, but some

@@ -4,8 +4,8 @@
     python benchmarks/gpu/run.py --out results/ [--carried .carried] [--limit 560] [--only suites]
                                  [--small]
 
-Each part is a process of its own under a time limit, with a log of its own. A part that fails or
-hangs costs only its own time, and all results so far are on disk at any moment:
+Each part runs processes of its own under time limits. A part that fails or hangs costs only its own
+time, and all results so far are on disk at any moment:
 
     DIR/results.json   every part with its status, reason, seconds and figures
     DIR/results.md     the same as tables
@@ -16,7 +16,7 @@ a machine with one needs: so its time goes into the measurements, and it needs n
 GPU nothing runs, and the script says why (status 77).
 
 `--small` does the same with a tiny model and one program, on any GPU, even an emulated one
-(tests/emulated_gpu/run): to try the script before spending a GPU's time on it. Its figures say
+(tests/emulated_gpu/run), to try the script before spending a GPU's time on it. Its figures say
 nothing.
 """
 

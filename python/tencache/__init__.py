@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """tencache: train beyond the memory budget, with the same bits and no code change.
 
-A caching allocator under an unmodified PyTorch. It keeps cold tensors in a spill file (those of a
-GPU in host memory), and brings them back before an op uses them. There are four ways in, and all
-of them end in `enable`:
+It is a caching allocator under an unmodified PyTorch. It keeps cold tensors in a spill file (those
+of a GPU in host memory), and brings them back before an op uses them. There are four ways in, and
+all of them end in `enable`:
 
 * ``tencache run --device-memory 2GiB -- python train.py``
 * ``TENCACHE=1 TENCACHE_DEVICE_MEMORY=2GiB python train.py``

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws one predicted period of `tencache plan` over time, as PNG or SVG.
 
-Above: the bytes on the device, the budget, and all bytes that exist, which would be there if
-everything fitted. Below, in strips with the same time axis: when bytes are written and read, what
-is dropped because its slot already has its bytes, and in red when the program waits. Everything is
-what the simulator played.
+Above, the drawing shows the bytes on the device, the budget, and all bytes that exist, which would
+be there if everything fitted. Below, in strips with the same time axis, it shows when bytes are
+written and read, what is dropped because its slot already has its bytes, and in red when the
+program waits. Everything is what the simulator played.
 
 Time is cut into equal stretches, about as wide as a line of the drawing. For bytes each stretch
 shows the largest value in it; for writing, reading and waiting, the share of it that they take; for

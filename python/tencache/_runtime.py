@@ -79,7 +79,7 @@ def enable(*unnamed: NoReturn, **options: object) -> None:
     """Puts tencache under torch's allocator, from now until the process ends.
 
     It takes the place of the allocator of CPU tensors or, where the backend is `cuda` (`auto` is
-    that where torch sees a GPU), of CUDA tensors.
+    that where torch sees a GPU that tencache can serve), of CUDA tensors.
     Keywords are the options that `tencache run --help` lists: `device_memory="2GiB"` (or bytes as
     an int), `spill_dir=...`, `strict=True` and so on. An option that is not given, or None, comes
     from its TENCACHE_* variable, else from probing. Call it before the first tensors exist:
@@ -255,7 +255,7 @@ def set_checked(library: Core, texts: Mapping[str, str]) -> None:
 
 
 def check_output_files(library: Core) -> None:
-    """Makes the paths of files written at exit absolute, since the program may change its folder.
+    """Makes the paths of output files absolute, since the program may change its folder.
 
     Tries each; raises OptionError if one could not be written, or would take the place of another
     file of this run: after hours of training it is too late. A worker of multiprocessing, whose
@@ -334,7 +334,7 @@ def check_input_file(library: Core) -> None:
 def _files_of_ranks(path: Path) -> list[Path]:
     try:
         return sorted(path.parent.glob(f"{glob.escape(path.stem)}.rank*{glob.escape(path.suffix)}"))
-    except OSError:  # the path itself cannot be used; who reads it says why
+    except OSError:  # the path itself cannot be used; whoever reads it says why
         return []
 
 

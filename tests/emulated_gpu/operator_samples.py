@@ -20,8 +20,8 @@ import torch
 from operator_comparison import moved
 from torch.utils._pytree import tree_flatten
 
-# PyTorch's samples are beside its test classes, one of which inherits from this package's class.
-# The samples use nothing of it.
+# PyTorch's samples are beside its test classes, one of which inherits from expecttest's TestCase.
+# The samples use nothing of that.
 sys.modules.setdefault("expecttest", types.SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 
 from torch.testing._internal import common_methods_invocations as invocations  # noqa: E402

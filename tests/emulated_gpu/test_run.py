@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/emulated_gpu/run: what the command sees, how it ends, and what it hears of gaps."""
+"""tests/emulated_gpu/run: what the command sees, how it ends, and what the emulation refuses."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The core on a real GPU: shows what the suites over the simulated driver cannot. The kernel that
-// hashes device memory is compiled for this GPU and must agree with the host. Tensors of several
-// times the budget leave and come back while kernels read and write them on two streams, and must
-// match a model on the host. The tests are skipped, with the reason, if there is no driver, GPU or
-// NVRTC.
+// The core on a real GPU: these tests show what the suites over the simulated driver cannot. The
+// kernel that hashes device memory is compiled for this GPU and must agree with the host. Tensors
+// of several times the budget leave and come back while kernels read and write them on two streams,
+// and must match a model on the host. The tests are skipped, with the reason, if there is no
+// driver, GPU or NVRTC.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -33,7 +33,7 @@ def make(seed, count=COUNT):
 
 
 def is_cold(tensor):
-    """Whether the tensor is cold; touches no byte. An error if the tensor is on no extent."""
+    """Whether the tensor is cold; touches no byte. Fails if the tensor is on no extent."""
     answer = _library.tencache_is_cold(tensor.data_ptr())
     assert answer >= 0, "the tensor is on no extent"
     return answer == 1

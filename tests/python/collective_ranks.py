@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of a two-process program over gloo; writes digests of all results.
+"""One rank of a two-process program over gloo; it writes digests of all results.
 
 `python collective_ranks.py PART RANK STORE OUT.json [--tencache]`, where PART is one of the
 functions below. Between the start and the end of a collective it runs small operators. If these

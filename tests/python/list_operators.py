@@ -5,7 +5,7 @@
 their arguments from them, the same in every process, so two runs can be compared bit for bit. A
 digest covers what an operator returned, its effect on each argument, and gradients where requested;
 an exception counts by its type and text. With --tencache the TENCACHE variables apply, and each
-case also tells into how many runs its call was cut.
+case also tells into how many chunks its call was cut.
 """
 
 from __future__ import annotations

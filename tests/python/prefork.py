@@ -9,9 +9,9 @@ program.py` would be.
 
 Protocol: each line on stdin is a JSON object, a Job of preforked.py. The answer on stdout is the
 child's exit status: negative if a signal killed it, "timeout" if we killed it for its time, after
-the stacks of its threads went into its errors. If `profile` is a file name, the program runs under
-torch's memory profiler and its peak goes into that file. The end of stdin ends the server. One
-program runs at a time.
+the stacks of its threads went into its errors. If `profile` is a file name, the program's peak goes
+into that file, as torch's memory profiler, or on a GPU torch's allocator, reports it. The end of
+stdin ends the server. One program runs at a time.
 
 The server's first line is "ready". If a library that it imported has started a thread, which forked
 children would lack, the line is "once": then the server itself becomes the first program that it is

@@ -112,6 +112,6 @@ def test_what_fits_moves_nothing(harness: Harness, program: str) -> None:
 @pytest.mark.repeated
 @pytest.mark.parametrize("program", programs())
 def test_stock_is_deterministic(harness: Harness, program: str) -> None:
-    """The comparisons above depend on this: two stock runs, one in a fresh process, agree."""
+    """Two stock runs agree (of FRESH, one in a fresh process): the comparisons above need that."""
     first, second = harness.stock(program), harness.run(program, {}, fresh=program in FRESH)
     assert_same_bits(first, second)

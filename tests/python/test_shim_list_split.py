@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-tensor operators that are cut into runs give the bits of one call.
+"""Multi-tensor operators that are cut into chunks give the bits of one call.
 
 list_operators.py calls every such operator that the installed torch registers, in a dozen ways
 each, once stock and once for each setting here. Blocks of 4 KiB count as extents, so that small
@@ -159,7 +159,7 @@ refused(lambda: torch._foreach_add([], []))
 
 
 def test_outputs_that_share_memory_with_inputs(run_python: Callable[..., Finished]) -> None:
-    # The stock kernel reads all inputs before it writes the first output, so runs must not.
+    # The stock kernel reads all inputs before it writes the first output, so chunks must not.
     run_python(
         PREAMBLE
         + """

@@ -99,7 +99,7 @@ class DiskFaults(Soak):
             delay_us=case.delay_us,
         )
         options = ways_to_move(chance)
-        # Where the run can only end in an error, do not wait for long.
+        # Where every call has the fault, waiting does not help.
         options["TENCACHE_DISK_WAIT"] = "0" if faults.chance == ALWAYS else "1s"
         done, made = self.run(faults, options)
         digest = self.zygote.digest(train_job(self, STEPS, {}))

@@ -2,11 +2,11 @@
 //
 // A preloaded library that makes the disk fail or lie, in the threads channel's way to it: it
 // stands in front of pread, pwrite, fallocate and mmap, and looks only at the spill file (a regular
-// file without a name, of mode 0600). It does nothing before soak_fail_disk() is called. A kind of
-// fault is the name in kKinds; which calls fail follows from the seed and the order of calls. Each
+// file without a name, of mode 0600). It does nothing before soak_fail_disk() is called. kKinds
+// names the kinds of faults; which calls fail follows from the seed and the order of calls. Each
 // fault puts one '!' into the descriptor that soak_fail_disk() was given.
 //
-// Threads: any. soak_fail_disk() is called once, while there is one thread.
+// Threads: any. soak_fail_disk() is called once.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -78,7 +78,7 @@ constexpr size_t kPageBytes = 4096;
 constexpr size_t kOddBytes = 904;
 constexpr off_t kElsewhereBytes = 1 << 20;
 
-// soak_fail_disk() sets these before the program makes threads. The counters change later.
+// soak_fail_disk() sets these, g_kind last. The counters change later.
 const Kind* g_kind = nullptr;
 uint64_t g_chance = 0;  // of 10,000 calls
 int64_t g_skip = 0;     // this many calls first go well

@@ -45,7 +45,7 @@ SOAKS: tuple[type[Soak], ...] = (Kills, ThreadFaults, RingFaults, Forks, Drift, 
 BACKENDS = ("cpu", "cuda")
 VERDICTS = (RIGHT, MESSAGE, CUT, FAILED)
 COLUMNS = ("soak", "backend", "rounds", *VERDICTS, "what", "seconds")
-FAILURES_SHOWN = 5  # of one soak; a soak with more is given up
+FAILURES_SHOWN = 5  # of one soak; a soak with that many is given up
 
 WIDTH = 120  # of the table, where the output is no terminal
 

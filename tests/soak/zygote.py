@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 EMULATED_GPU = ROOT / "tests" / "emulated_gpu" / "run"
-TIMEOUT_S = 120  # nothing here takes a tenth of it; what does, hangs
+TIMEOUT_S = 120  # nothing here takes a tenth of it; what exceeds it hangs
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Faults:
-    """Which calls of the disk fail: of `chance` in 10,000, after `skip` that go well."""
+    """Which calls of the disk fail: `chance` in 10,000, after `skip` that go well."""
 
     kind: str
     seed: int

@@ -3,7 +3,7 @@
 
     trainer = lightning.Trainer(callbacks=[TencacheCallback()], ...)
 
-Needs lightning (or pytorch_lightning, its older name). Threads: that of the Trainer.
+This module needs lightning (or pytorch_lightning, its older name). Threads: that of the Trainer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     trainer = Trainer(...)
     TencacheCallback.add_to(trainer)
 
-Needs transformers. Threads: that of the Trainer.
+This module needs transformers. Threads: that of the Trainer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The one driver of the process, and how its functions are served. cuInit makes it; like the real
-// one it lives for ever. A process that only loads CUDA's libraries has none, because its streams
-// have threads and such a process may fork later. A child of a process that has called cuInit has
-// none, and cuInit fails there, as with the real driver, whose contexts are the parent's.
+// one it lives for ever. A process that only loads CUDA's libraries has none, because a driver's
+// streams have threads and such a process may fork later. A child of a process that has called
+// cuInit has none, and cuInit fails there, as with the real driver, whose contexts are those of the
+// parent.
 //
 // libcuda.so.1 serves a function as Served<kKind, kFunction>::call. It asks whether the call may
 // happen, and passes it to a method of a part of the simulated driver, or to a function that takes

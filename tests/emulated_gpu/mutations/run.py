@@ -46,8 +46,8 @@ which pass.
 Seconds are those of a machine with 2 cores that other programs used as well, compiling the changed
 source included. They say nothing about a GPU.
 """
-# Copies by a kernel are slower than those by engines, and a new stream may have the handle of a
-# destroyed one.
+# Copies by a kernel are slower than those by engines on the usual link, and a new stream may have
+# the handle of a destroyed one.
 VARIABLES = {"EMULATED_GPU_KERNEL_BYTES_PER_S": "1GB", "EMULATED_GPU_REUSE_STREAMS": "1"}
 
 

@@ -2,7 +2,7 @@
 //
 // Groups of calls: between ncclGroupStart and the matching ncclGroupEnd nothing is done; then
 // everything is done together. Communicators that are to be made wait for each other, so each gets
-// a thread. Operations become one task for each communicator. A call outside of a group is a group
+// a thread. Operations become one task for each stream. A call outside of a group is a group
 // of its own. The first error of a call within the group becomes that of its end, and nothing is
 // launched. A group belongs to its thread.
 #pragma once

@@ -67,7 +67,7 @@ class Meeting {
   /// Wakes the rank, which may wait for the change.
   void ring(int rank);
   /// Calls `is_done`, at first, whenever this rank was rung and ten times a second, until it
-  /// returns true. Fails when a rank that is `needed` has gone, or when the meeting is aborted.
+  /// returns true. Fails when a rank that `is_needed` names has gone, or the meeting is aborted.
   ncclResult_t wait_until(const char* what, const std::function<bool()>& is_done,
                           const std::function<bool(int)>& is_needed);
 

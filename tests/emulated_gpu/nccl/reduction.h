@@ -3,8 +3,8 @@
 // NCCL's types and reductions. Values are reduced one rank after another, rank 0 first, and each
 // partial result is rounded to the type; so all ranks get the same bits, every time. As in NCCL, an
 // average of floating-point values multiplies by 1/ranks before it adds; one of integers divides
-// the sum. A factor of its own is what a rank multiplies its input by before any other rank gets
-// it. Types of 8 bits with a sign and exponent can be moved but not reduced. Pure functions.
+// the sum. A rank may have a factor of its own, by which it multiplies its input before any other
+// rank gets it. Floating-point types of 8 bits can be moved but not reduced. Pure functions.
 #pragma once
 
 #include <nccl.h>

@@ -18,7 +18,7 @@ struct SpecialCase {
   std::string_view name;
   bool is_waited_for = false;       // its shapes depend on data, or it gives numbers
   bool takes_host_tensors = false;  // of any size, beside those of the device
-  bool may_leave_empty = false;     // the CPU's gives no statistics in evaluation, CUDA's has sizes
+  bool may_leave_empty = false;     // in evaluation the CPU's statistics are empty, CUDA's are not
   bool widens_statistics = false;   // CUDA's have more bits than the CPU's
   bool adds_to_out = false;         // reads its out= argument, as if it wrote in place
   void (*adapt)(Stack* arguments) = nullptr;  // changes the arguments to those of the CPU kernel

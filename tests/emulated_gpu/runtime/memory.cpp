@@ -125,8 +125,8 @@ EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   const std::optional<DeviceBlock> block = device_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  // Waits for the memory's device, as the real one does. Where the context failed the memory goes
-  // all the same.
+  // Waits for the memory's device, as the real one does. Where the context failed the driver keeps
+  // the memory, and the block is forgotten all the same.
   const CUresult waited = synchronize_device(block->device);
   const CUresult results[] = {waited, d.cuMemUnmap(address(pointer), block->bytes),
                               d.cuMemRelease(block->handle),
@@ -172,7 +172,7 @@ EMULATED_PUBLIC cudaError_t cudaFreeHost(void* pointer) {
   return note(waited != CUDA_SUCCESS ? waited : result);
 }
 EMULATED_PUBLIC cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
-  // The other flags say what the memory is to the processor, or that it is a device's.
+  // The other flags are for I/O memory and for memory that is only read.
   constexpr unsigned kFlags = cudaHostRegisterPortable | cudaHostRegisterMapped;
   if ((flags & ~kFlags) != 0) return refuse("cudaHostRegister of I/O or read-only memory");
   // With unified addressing the memory is always portable.

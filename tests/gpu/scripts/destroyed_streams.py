@@ -2,8 +2,8 @@
 """Streams that the program makes by itself, uses through torch.cuda.ExternalStream, and destroys.
 
 Libraries do so. Tensors that were used and allocated on such a stream live longer than it, and a
-later stream may have its handle. Only tensors that were recorded for it are freed in time: when
-they are freed, PyTorch's own allocator asks the stream, too.
+later stream may have its handle. Only tensors that were recorded for it are freed before its end:
+when they are freed, PyTorch's own allocator, too, uses the stream.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 // Resources of a driver that go back with their object: CurrentContext (a primary context, current
 // on this thread), DeviceBuffer (mapped memory that its device may read and write) and PinnedBuffer
 // (registered host memory). Each aborts when it cannot get the resource. After the context has
-// failed the driver takes nothing back, which the objects tolerate. Make and destroy a
+// failed the driver takes no memory back, which the objects tolerate. Make and destroy a
 // CurrentContext on one thread.
 #pragma once
 

@@ -2,8 +2,8 @@
 //
 // The hash kernel for the simulated driver. Its values are those of the text that NVRTC compiles
 // (platform/cuda/device_hash_kernel.h). Programs on the emulated GPU hash all that they evict, so
-// AVX2, where the processor has it, makes the kernel several times as fast. Without AVX2 the kernel
-// runs that very text. Threads: any.
+// the kernel uses AVX2 where the processor has it, and is then several times as fast. Without AVX2
+// it runs that very text. Threads: any.
 #pragma once
 
 #include "platform/cuda/device_hash.h"

@@ -19,8 +19,8 @@
 // Work on memory that is not, or no longer, accessible fails the context with
 // CUDA_ERROR_ILLEGAL_ADDRESS. All queued work is dropped, and every later call returns the error.
 // The exceptions are cuInit, queries of devices, versions and error texts, the current context, the
-// release of a primary context, and the thread's capture mode. This holds for copies and for the
-// ranges that kernels declare; a kernel that touches other memory gets a SIGSEGV.
+// release of a primary context, and the thread's capture mode. The driver checks copies, memsets,
+// values and the ranges that kernels declare; a kernel that touches other memory gets a SIGSEGV.
 //
 // One driver is alive at a time, since no argument of the table's functions names it; a call while
 // none is alive is a failed check. Any thread may call the table and the methods. Make and destroy

@@ -22,8 +22,8 @@
 
 namespace tencache {
 
-// The conditions that a function checks before it does anything, beside that no host function or
-// kernel calls it.
+// The conditions that a function checks before it does anything, besides the one that no host
+// function or kernel calls it.
 enum class CallKind : uint8_t {
   kQuery,    // none; it answers after a failure too
   kMemory,   // the context has not failed

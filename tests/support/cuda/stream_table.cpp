@@ -218,8 +218,8 @@ CUresult StreamTable::record_event_with_flags(CUevent event, CUstream stream, un
   return mark_event(event, *found);
 }
 
-// The event stands for the marker once that is queued: who waits for it then waits for nothing that
-// is queued later.
+// The event stands for the marker once that is queued: whoever waits for it then waits for nothing
+// that is queued later.
 CUresult StreamTable::mark_event(CUevent event, SimulatedStream& stream) {
   auto marker = std::make_shared<Marker>();
   push(stream, nullptr, marker);

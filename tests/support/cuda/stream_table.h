@@ -234,7 +234,7 @@ class StreamTable {
   SimulatedCaptures captures_;
   std::vector<StreamPointer> null_streams_;  // by device; constant
 
-  Mutex legacy_mutex_;  // one push at a time, so that no two streams wait for each other in turn
+  Mutex legacy_mutex_;  // one push at a time, so that no two streams wait for each other
   mutable Mutex mutex_;
   std::map<CUstream, StreamPointer> streams_ TENCACHE_GUARDED_BY(mutex_);  // without NULL streams
   std::vector<StreamPointer> destroyed_ TENCACHE_GUARDED_BY(mutex_);  // they may have work left

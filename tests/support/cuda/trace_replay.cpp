@@ -142,7 +142,7 @@ Status TraceReplay::allocate(uint32_t tensor) {
   return Status::ok();
 }
 
-// An op makes the tensor, as a program fills its parameters before the first step: a tensor that no
+// An op fills the tensor, as a program does its parameters before the first step: a tensor that no
 // op has named would stay resident.
 Status TraceReplay::make_persistent(uint32_t tensor) {
   TENCACHE_RETURN_IF_ERROR(allocate(tensor));
