@@ -83,7 +83,7 @@ void on_operator_end(const at::RecordFunction& event, at::ObserverContext*) noex
 std::unique_ptr<at::ObserverContext> on_user_scope(const at::RecordFunction& event) noexcept {
   if (std::strncmp(event.name(), kStepPrefix, sizeof(kStepPrefix) - 1) == 0) {
     // An optimizer that steps in the middle of a backward pass is one of many, one for each
-    // parameter, and ends no step of the program.
+    // parameter, and marks no step of the program.
     if (torch::autograd::get_current_graph_task_id() == -1) tencache_mark_step();
     release_completed_collectives();
   }

@@ -177,7 +177,7 @@ TENCACHE_API void tencache_keep_resident(const tencache_access* accesses, uint32
  * no GPU is open, or its driver refuses. */
 TENCACHE_API int tencache_exchange_capture_mode(int mode);
 
-/* Tells that the program finished a step (Optimizer.step, except within a backward pass). */
+/* Tells that the program begins Optimizer.step, and not within a backward pass. Counts a step. */
 TENCACHE_API void tencache_mark_step(void);
 
 /* ---- What the shim gives the runtime ------------------------------------------------------- */
