@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // CudaCalls: a table of the CUDA runtime functions that the CUDA allocators call, so that their
-// suites run on a machine without CUDA. Constant; any thread.
+// suites run on a machine without CUDA. It is constant. Threads: any.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The exceptions of the CUDA allocators. Out of memory uses PyTorch's own words, which programs and
-// libraries search for. An unsupported feature is named with the reason and the remedy. Any thread.
+// libraries search for. An unsupported feature is named with the reason and the remedy. Threads:
+// any.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -3,7 +3,7 @@
 // The settings of PyTorch's own CUDA allocator (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF,
 // PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern this one. PyTorch reads and checks them.
 // tencache serves per_process_memory_fraction and names the settings that have no effect. It also
-// reads the one setting of NCCL's process groups that is about the allocator. Any thread.
+// reads the one setting of NCCL's process groups that is about the allocator. Threads: any.
 #pragma once
 
 #include <string>

@@ -49,7 +49,7 @@ uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const A
   return opened | (t_pins == nullptr ? 0 : kHasPins);
 }
 
-// What the launch needs to know of its stream. find() asks when the launch first uses memory of
+// What the launch needs to know of its stream. find() looks it up at the first use of memory of
 // this GPU.
 struct LaunchGate::Stream {
   Stream(Engine& own_engine, void* own_handle) : engine(own_engine), handle(own_handle) {}

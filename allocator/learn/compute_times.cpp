@@ -82,8 +82,8 @@ struct Measured {
   }
   bool is_known() const { return count > 0; }
   uint64_t mean_ns() const { return sum_ns / count; }
-  // Estimates an op that names `bytes`: what any op takes, and per byte what these took beyond
-  // that.
+  // Estimates an op that names `bytes`: start_ns, and per byte what the measured ops took beyond
+  // it.
   uint64_t scaled_ns(uint64_t bytes, uint64_t start_ns) const {
     if (sum_bytes == 0) return mean_ns();
     const auto beyond_ns = static_cast<double>(sum_ns - count * start_ns);

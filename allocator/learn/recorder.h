@@ -70,7 +70,7 @@ class alignas(64) EventRing {
   }
 
   /// The events from number `position` on that are still there, oldest first. `lost_count` receives
-  /// how many of them are not.
+  /// how many are not.
   std::vector<Event> events_since(uint64_t position, uint64_t* lost_count) const;
   uint64_t count() const { return count_.load(std::memory_order_acquire); }
 

@@ -2,7 +2,7 @@
 //
 // TensorUses: the ticks at which each tensor of a trace is named or allocated, seen from a tick:
 // which came last, which comes next, and until when the tensor's room could serve others. A value
-// that never changes; any thread.
+// that never changes. Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 //
 // ByTick: some values for each tick, in one sequence. TensorsByTick: the tensors that something
 // happens to at each tick, in order. PlanByTick: a plan's moves, laid out by tick. Values that
-// never change; any thread.
+// never change. Threads: any.
 #pragma once
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 // the use that the rule looks at, its next or its last one. The victim is the first tensor met from
 // the present tick on, backwards in time for next uses, forwards for last uses. So nothing has to
 // be moved while ticks pass. Tensors without such a use stand beside the sequence and go first. The
-// sequence itself, UsesByTick, never changes; any thread.
+// sequence itself, UsesByTick, never changes. Threads: any.
 #pragma once
 
 #include <cstdint>

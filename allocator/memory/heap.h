@@ -226,8 +226,8 @@ class Heap {
     const uint64_t excess_bytes = budget_.excess();
     if (excess_bytes > 0) drop_idle_cached(excess_bytes);
   }
-  /// Frees `bytes` more of the budget by eviction and reserves them. False when nothing is left
-  /// that may be evicted.
+  /// Reserves `bytes` more of the budget, by eviction if need be. False when nothing is left that
+  /// may be evicted.
   bool evict_more(uint64_t bytes);
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;

@@ -2,7 +2,7 @@
 //
 // MachineMemory: the memory that the machine, and the container around this process, leave to it.
 // The figures come from /proc, /sys with the cgroups (v1 and v2), system calls and the environment;
-// nothing is cached or changed. Any thread.
+// nothing is cached or changed. Threads: any.
 #pragma once
 
 #include <cstdint>

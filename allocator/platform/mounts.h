@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What /proc/self/mountinfo tells of mounts. An overlay stands for several file systems and names
-// only itself, so its mount options tell where files are written. No state; any thread.
+// only itself, so its mount options tell where files are written. It keeps no state. Threads: any.
 #pragma once
 
 #include <sys/types.h>

@@ -3,7 +3,7 @@
 // NUMA by plain system calls and /sys: the processors of a node, the node of memory, the processors
 // of a thread. Containers refuse some of this, and some kernels report no nodes (gVisor), so every
 // function returns a Status that says why, and its callers do without. libnuma is not used, because
-// it reports placement as available where seccomp refuses it. No state; any thread.
+// it reports placement as available where seccomp refuses it. It keeps no state. Threads: any.
 #pragma once
 
 #include <sched.h>

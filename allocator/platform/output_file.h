@@ -17,7 +17,7 @@
 //   - /dev/stdout, /dev/stderr, /dev/fd/N and /proc/self/fd/N are the open descriptor itself, and
 //     the text goes where its next output would go. To open such a name would begin a redirected
 //     file anew, and fails for a socket.
-// The umask decides who may read a new file. No state; any thread.
+// The umask decides who may read a new file. It keeps no state. Threads: any.
 #pragma once
 
 #include <sys/types.h>

@@ -64,7 +64,7 @@ struct DiskTierConfig {
   Choice direct_io = Choice::kAuto;
   bool registers_buffers = true;  // where the kernel allows it (Note [Registered buffers])
   unsigned depth = 16;            // requests in flight per channel
-  /// Makes a channel for `fd`; empty = io_uring, else threads. Tests inject faults here.
+  /// Makes a channel for `fd`; if empty, `io_uring` decides. Tests inject faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
   /// Free space beside the file; empty = what the file system says.
   std::function<uint64_t()> free_bytes = {};

@@ -2,7 +2,7 @@
 //
 // Makes the spill file: checks a directory, makes a file in it that nobody else can open and that
 // vanishes with its last descriptor, and finds by trial which kind of I/O the file system allows.
-// Internal to the disk tier and its probe. No state; any thread.
+// Internal to the disk tier and its probe. It keeps no state. Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,7 @@ class OpTiming {
     if (timer_ != nullptr && thread.sampling.wants(digest, now)) [[unlikely]]
       begin(thread, {streams, op, now}, open_count);
   }
-  /// Call when an op of the thread closes; it was the `open_count`th.
+  /// Call when an op of the thread closes. `open_count` includes it.
   void on_close(ThreadState& thread, size_t open_count) {
     if (thread.span != nullptr && thread.open_count == open_count) [[unlikely]]
       close(thread);

@@ -38,7 +38,7 @@ class Prefetcher final : private RequestSource {
   void request(std::span<const MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
   /// Replaces all earlier guesses that have not begun.
   void guess(std::vector<MoveRequest> fetches) TENCACHE_EXCLUDES(mutex_);
-  /// Bytes of the guesses that have not begun and are not there otherwise.
+  /// Bytes of guesses that have not begun and whose extents are cold.
   uint64_t guessed_bytes() const TENCACHE_EXCLUDES(mutex_);
   /// Drops every request that was not taken, and the one that was taken last, should it be put
   /// back.

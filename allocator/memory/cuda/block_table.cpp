@@ -21,7 +21,7 @@ bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
 uint64_t BlockTable::block_bytes_of(uint64_t bytes, uint64_t extent_bytes) {
   const uint64_t needed_bytes = block_bytes(bytes);
   if (needed_bytes >= extent_bytes) return extent_bytes;
-  // PyTorch would cut it from a segment for several requests, or else from one of its own.
+  // PyTorch cuts a block below kOwnSegmentBytesMin, and any that leaves a rest worth keeping.
   const bool is_cut =
       needed_bytes < kOwnSegmentBytesMin || is_worth_splitting(false, extent_bytes - needed_bytes);
   return is_cut ? needed_bytes : extent_bytes;

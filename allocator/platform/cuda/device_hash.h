@@ -19,7 +19,7 @@
 // keys come from Philox4x32-10 under two seeds that each process draws anew, so no contents collide
 // in every process. The hash is not for signatures: it is not cryptographic.
 //
-// Plain values and pure functions; any thread.
+// Plain values and pure functions. Threads: any.
 #pragma once
 
 #include <cstddef>
