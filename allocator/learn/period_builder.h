@@ -31,8 +31,8 @@ namespace tencache {
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 
-/// How much was allocated in the copy. It tells copies of other sizes apart before they are built.
-/// What was made once counts, and what only takes turns does not: Period::born_bytes may differ.
+/// The bytes allocated in the copy. They tell copies of different sizes apart before a period is
+/// built. Unlike Period::born_bytes, they count what was made once and not what is exchanged.
 uint64_t allocated_bytes(const TickLog& log, const PeriodPlace& place);
 
 }  // namespace tencache

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sizes as text: every unit, the limits, and the refusals.
+// Sizes and times as text: every unit, the limits, and the refusals.
 #include "base/units.h"
 
 #include <gtest/gtest.h>

@@ -37,7 +37,7 @@ EMULATED_PUBLIC cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptur
       driver().cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode*>(mode)));
 }
 
-// From CUDA 13 on both names have the same parameters.
+// Both names have the same parameters.
 EMULATED_PUBLIC cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph,
                                                  unsigned long long flags) {
   return note(ready().cuGraphInstantiate(made, graph, flags));
