@@ -36,7 +36,7 @@ class Addresses {
   uint32_t count() const { return count_; }
 
  private:
-  // Room for an ordinary kernel's addresses. A kernel that takes lists has up to some hundred.
+  // Room for an ordinary kernel's addresses. A kernel for lists of tensors may have hundreds.
   static constexpr size_t kSome = 64;
 
   void append(const tencache_access& access);

@@ -2,8 +2,8 @@
 //
 // BinTimeline: the time of a period, cut into at most kBinsMax bins of whole ticks. Bins are
 // cyclic: after the last comes the first. A tick is seen only through its bin, so where a bin holds
-// several ticks everything is rounded to the safe side. LinkTime and ExcessBytes hold what is known
-// of each bin. Both look at kBlockBins bins at once where they can, because the planner asks about
+// several ticks everything is rounded to the safe side. LinkTime and ExcessBytes hold figures of
+// each bin. Both look at kBlockBins bins at once where they can, because the planner asks about
 // long ranges far more often than it changes anything.
 #pragma once
 

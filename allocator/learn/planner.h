@@ -32,7 +32,8 @@
 
 namespace tencache {
 
-/// REQUIRES: trace.validate() is ok; the bandwidths are above 0.
+/// REQUIRES: trace.validate() is ok; the link's bandwidths are above 0, and the disk's
+/// where there is one.
 Planned make_plan(const Trace& trace, const Machine& machine);
 
 }  // namespace tencache

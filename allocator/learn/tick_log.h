@@ -75,8 +75,8 @@ class TickLog {
   const ExtentLife* life(uint64_t extent_id) const;
   /// Whether the extent existed before tick `since` and still does, as far as the log knows.
   bool is_older(uint64_t extent_id, uint64_t since) const;
-  /// The digests of the ticks from `begin` to `end`, each mixed with those of its extents for which
-  /// `tells(id)` is true.
+  /// The digest of each tick from `begin` to `end`, mixed with the ids of the tick's extents for
+  /// which `tells` is true.
   template <typename Tells>
   std::vector<uint64_t> identities_where(uint64_t begin, uint64_t end, Tells tells) const {
     std::vector<uint64_t> row;

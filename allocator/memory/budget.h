@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Budget: how many bytes may be on the device tier. Every byte is reserved before it is used and
-// released after it is gone, so used() is never less than what really stands behind the addresses.
+// Budget: how many bytes may be on the device tier. Bytes are reserved before they are used and
+// released after they are gone. What the program writes in cold extents is reserved afterwards.
 // try_reserve() never passes the limit. force_reserve() may, for what cannot wait (the working set
 // of one op, bytes that are there already); its callers count the excess, except MallocUse::trim().
 //

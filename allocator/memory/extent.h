@@ -21,9 +21,10 @@
 //   1. On the cpu backend, the pages are anonymous and writable in Resident, Evicting and Cached
 //      (private pages of a slot's mapping, if the program overwrote all of a cold extent).
 //      In Cold and Fetching a slot is mapped, writable (private). In Sealing and Merging, the
-//      protected windows, the range is write-protected and nobody may touch it; a pin waits for
-//      their end. On cuda a frame is mapped in every state but Vacant, Cold and Fetching. In
-//      Arriving the bytes are on their way, and a stream that uses them waits for their mark first.
+//      protected windows, a pin waits for the end, and so does a write while pages are compared or
+//      replaced. On cuda a frame is mapped in every state but Vacant, Cold, Fetching and the end of
+//      Sealing. In Arriving the bytes are on their way, and a stream that uses them waits for their
+//      mark first.
 //   2. seal() refuses while pins > 0, so no extent becomes cold under an op that found it usable. A
 //      pin that is taken in Sealing waits for the end of that state, and fetches the extent if it
 //      became cold.

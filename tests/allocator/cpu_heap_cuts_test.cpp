@@ -150,7 +150,7 @@ TEST_F(HeapCutsTest, WhatAnOpStillPinsIsNotCut) {
   EXPECT_EQ(engine_.allocate(4 * kMiB), whole);
 }
 
-// Sizes of all kinds; what is held stays near the live peak, and each extent has its bytes.
+// The sizes vary. What is held stays near the live peak, and each extent keeps its bytes.
 TEST_F(HeapCutsTest, AtRandomEachKeepsItsOwnBytes) {
   Random random;
   struct Block {

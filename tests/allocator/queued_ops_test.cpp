@@ -21,7 +21,7 @@ class QueuedOpsTest : public PlanCursorFixture {
   QueuedOpsTest() {
     cursor_ = std::make_unique<PlanCursor>(static_cast<PlanSink&>(*this), FetchTime::kAtClose);
   }
-  /// Follows the plan, at the start of its period.
+  /// Installs the plan; the cursor then follows it, at the start of its period.
   void follow(const std::shared_ptr<const LearnedPlan>& plan) {
     plan_ = plan;
     cursor_->install({plan});

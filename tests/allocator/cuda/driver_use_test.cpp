@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the driver must not be called: in a forked child, and once the process exits. Every object
-// of the cuda backend is made, then used and destroyed there; the simulated driver counts the
-// calls. Exits and a driver that is shut down end the process, so they run in fresh processes. The
-// last tests look at the state in which a refused call scope leaves its thread.
+// Where the driver must not be called: in a forked child, and once the process exits. Objects of
+// the cuda backend are made, then used and destroyed there; the simulated driver counts the calls.
+// A process that exits stays one, so tests of exits run in fresh processes. The last tests look at
+// the state in which a call scope leaves its thread.
 #include "platform/cuda/driver_use.h"
 
 #include <gmock/gmock.h>

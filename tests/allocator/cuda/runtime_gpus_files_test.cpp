@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Directories and files of the runtime on the cuda backend, over the simulated driver: which
-// directory spills, although GPUs are opened long after the start, and which GPU's period is
-// recorded. A runtime lives as long as its process, so each body runs in a child.
+// Directories and files of the runtime on the cuda backend, over the simulated driver. The
+// start fixes the spill directory, long before a GPU is opened. Of the GPUs' periods, the largest
+// is recorded. A runtime lives as long as its process, so each body runs in a child.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>

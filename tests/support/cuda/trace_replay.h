@@ -46,8 +46,8 @@ struct ReplayConfig {
   uint64_t host_bytes = 0;  // of host memory, a disk below it; 0: enough for everything
   uint64_t disk_read_bytes_per_s = 0;
   uint64_t disk_write_bytes_per_s = 0;
-  uint64_t learned_after = 0;     // followed periods after which nothing is planned anew;
-                                  // without plans, periods
+  uint64_t learned_after = 0;     // followed periods before those that are measured; without plans,
+                                  // periods of any kind
   uint64_t measured_periods = 3;  // after that
   uint64_t periods_max = 0;       // in all; then the replay gives up
 };
