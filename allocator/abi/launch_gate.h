@@ -46,7 +46,7 @@ class LaunchGate {
   /// Call when a kernel was launched whose arguments could not be read.
   void on_unreadable();
 
-  /// How many launches counted as ops, and of how many the kernel's arguments could not be read.
+  /// How many launches counted as ops, and how many had arguments that could not be read.
   uint64_t unannounced() const { return unannounced_.load(std::memory_order_relaxed); }
   uint64_t unreadable() const { return unreadable_.load(std::memory_order_relaxed); }
 

@@ -145,8 +145,8 @@ class Extent : public ExtentWord {
   /// must then end it.
   bool release_cold();
 
-  /// The program frees it. Waits for the end of a protected window and of a fetch that has begun.
-  /// Aborts when the extent was freed before.
+  /// The program frees it. Waits while the extent is Sealing, Fetching or Merging. Aborts when it
+  /// was freed before.
   Retired retire();
   void revive();
   bool claim_for_trim();

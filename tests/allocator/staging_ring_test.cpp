@@ -89,7 +89,7 @@ TEST(StagingRingTest, NoMemoryIsAnError) {
   EXPECT_EQ(ring.status().code(), StatusCode::kOutOfMemory) << ring.status().message();
 }
 
-// The loop of the header: the device is a thread that empties the buffers in order.
+// One thread fills the buffers; another is the device and empties them in order.
 TEST(StagingRingTest, ACopyInPiecesArrives) {
   constexpr uint64_t kBytes = 1 << 20;
   constexpr uint64_t kPiece = 16 << 10;

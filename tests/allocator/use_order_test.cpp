@@ -48,7 +48,7 @@ TEST(UseOrderTest, AreThoseOfASortedSet) {
         model.erase({*use, tensor});
         use.reset();
       } else {
-        // There are few uses, so that many tensors have the same one.
+        // A tenth of the uses are 0, so some tensors have the same one.
         use = random.between(0, 9) * random.between(1, kUsesMax / 10);
         uses.insert(*use, tensor);
         model.emplace(*use, tensor);

@@ -114,7 +114,7 @@ def test_report_of_a_run_shows_everything(finished_run):
     assert "train.py" in page.sections["top"]
     assert "computing alone (ideal)" in page.sections["steps"]
     assert "budget of DRAM" in page.sections["memory"]
-    # On the cpu backend nobody has a GPU, and no device but DRAM has a budget.
+    # A report of the cpu backend speaks of no GPU, and of no device but DRAM.
     told = " ".join(words for name, words in page.sections.items() if name != "all")
     assert "GPU" not in told and "device," not in told and "the device" not in told
     assert "disk written" in page.sections["traffic"]

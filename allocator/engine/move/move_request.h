@@ -56,7 +56,7 @@ class RequestSource {
   virtual void put_back(const MoveRequest& request) = 0;
 };
 
-/// Call before a fetch claims an extent: a sealed one becomes cold, or resident again, in a moment.
+/// Call before a fetch ahead of use claims an extent: a sealed one may become cold in a moment.
 inline void wait_while_sealing(const Extent& extent) {
   for (uint64_t word = extent.load(); Extent::state_of(word) == ExtentState::kSealing;
        word = extent.load()) {

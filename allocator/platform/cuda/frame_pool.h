@@ -91,7 +91,7 @@ class FramePool {
       TENCACHE_EXCLUDES(mutex_) {
     return take(bytes, {is_small, false, allowed_bytes});
   }
-  /// How many bytes of a frame free handles cannot make up.
+  /// How many of these bytes free handles cannot provide.
   uint64_t missing(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
   /// Stops counting a frame that stays mapped, as in a broken context, and is lost with that.
   void write_off(const Frame& frame) TENCACHE_EXCLUDES(mutex_);

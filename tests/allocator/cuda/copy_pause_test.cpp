@@ -155,7 +155,7 @@ TEST_F(CopyPauseTest, AnArenaPausesCopiesWhileItMaps) {
   frames.give_back(frame.value());
 }
 
-// The test does this twice, so that the watcher falls asleep and copies are held anew in between.
+// Between the two rounds the watcher falls asleep, so the second pause has to wake it.
 TEST_F(CopyPauseTest, CopiesThatWereHeldForTooLongGoOn) {
   constexpr milliseconds kPatience{2};
   start(kPatience);

@@ -66,7 +66,7 @@ class Meeting {
   Mailbox& mailbox(Lane lane, int from, int to);
   /// Wakes the rank, which may wait for the change.
   void ring(int rank);
-  /// Calls `is_done`, at first, whenever this rank was rung and ten times a second, until it
+  /// Calls `is_done` at once, then at each ring of this rank and ten times a second, until it
   /// returns true. Fails when a rank that `is_needed` names has gone, or the meeting is aborted.
   ncclResult_t wait_until(const char* what, const std::function<bool()>& is_done,
                           const std::function<bool(int)>& is_needed);
