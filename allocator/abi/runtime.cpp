@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "abi/period_arrays.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/shown_text.h"
@@ -59,11 +58,6 @@ std::string absolute_path(const std::string& path) {
 }
 
 const char* const kVersion = TENCACHE_VERSION;
-
-TENCACHE_HOT Runtime& Runtime::instance() {
-  static Runtime* runtime = new Runtime();
-  return *runtime;
-}
 
 Status Runtime::read_environment() {
   MutexLock lock(mutex_);

@@ -41,7 +41,11 @@ extern const char* const kVersion;
 
 class Runtime {
  public:
-  static Runtime& instance();
+  /// Inline, since every op asks twice.
+  static Runtime& instance() {
+    static Runtime* const runtime = new Runtime();
+    return *runtime;
+  }
 
   /// Sets every option to its environment variable, else to its default, and forgets learn_from().
   /// After start() this only checks the variables.
