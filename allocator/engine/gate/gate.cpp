@@ -63,7 +63,8 @@ struct Gate::ThreadOps {
   // copy was made.
   std::vector<const Extent*> sorted_pins;
   uint64_t sorted_at_events = 0;
-  uint64_t events_told = 0;  // the ring's event count when the learner was last nudged
+  size_t next_announced = 0;  // index of the pin behind the one that has_announced() found last
+  uint64_t events_told = 0;   // the ring's event count when the learner was last nudged
   StreamSet open_streams = kNoStreams;
   OpTiming::ThreadState timing;
   Wait wait_for_room;                   // while it is going on
@@ -455,11 +456,20 @@ uint64_t Gate::keep_resident(std::span<const Access> accesses) {
 bool Gate::has_announced(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return true;
   ThreadOps& thread = thread_ops();
-  if (thread.pins.size() + thread.inner_pins.size() > kPinsSearched) {
-    return is_among_many(thread, extent);
+  // A kernel mostly takes its arguments in the order in which its op has named them.
+  const std::vector<Extent*>& pins = thread.pins;
+  const size_t next = thread.next_announced < pins.size() ? thread.next_announced : 0;
+  if (next < pins.size() && pins[next] == extent) {
+    thread.next_announced = next + 1;
+    return true;
   }
-  const auto is_it = [extent](const Extent* pinned) { return pinned == extent; };
-  return std::ranges::any_of(thread.pins, is_it) || std::ranges::any_of(thread.inner_pins, is_it);
+  if (pins.size() + thread.inner_pins.size() > kPinsSearched) return is_among_many(thread, extent);
+  const auto found = std::ranges::find(pins, extent);
+  if (found != pins.end()) {
+    thread.next_announced = static_cast<size_t>(found - pins.begin()) + 1;
+    return true;
+  }
+  return std::ranges::find(thread.inner_pins, extent) != thread.inner_pins.end();
 }
 
 StreamSet Gate::open_streams() {

@@ -145,6 +145,30 @@ TEST_F(LaunchGateTest, KernelsOfAnOpThatHasAnnouncedThemAreNoOps) {
   engine_.free(inner);
 }
 
+TEST_F(LaunchGateTest, AKernelMayTakeWhatIsAnnouncedInAnyOrder) {
+  char* const a = cold(1);
+  char* const b = cold(2);
+  char* const unnamed = cold(3);
+  const KernelUse use_a = {a, kExtent, 1, false};
+  const KernelUse use_b = {b, kExtent, 2, false};
+  {
+    const std::vector<Access> accesses = {{a, AccessMode::kRead}, {b, AccessMode::kRead}};
+    engine_->open_op(0, accesses, stream_);
+    EXPECT_FALSE(launch(stream_, {use_a, use_b, use_a, use_a, use_b}));
+    EXPECT_FALSE(launch(stream_, {use_b, use_a}));
+    EXPECT_TRUE(launch(stream_, {use_a, use_b, {unnamed, kExtent, 3, false}}));
+    engine_->gate().close();
+  }
+  // The next op has not announced what came next in the one before.
+  const std::vector<Access> accesses = {{b, AccessMode::kRead}};
+  engine_->open_op(0, accesses, stream_);
+  EXPECT_FALSE(launch(stream_, {use_b, use_b}));
+  EXPECT_TRUE(launch(stream_, {use_b, use_a}));
+  engine_->gate().close();
+  finish();
+  for (char* address : {a, b, unnamed}) engine_.free(address);
+}
+
 TEST_F(LaunchGateTest, AnOpThatAnotherThreadHasOpenAnnouncesNothingHere) {
   char* a = cold(1);
   const std::vector<Access> accesses = {{a, AccessMode::kRead}};
