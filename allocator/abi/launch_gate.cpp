@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "abi/tencache_guard.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "engine/engine.h"
@@ -38,7 +39,8 @@ void unpin_what_is_queued() {
 
 }  // namespace
 
-uint32_t LaunchGate::open(std::string_view name, void* stream, std::span<const Access> accesses) {
+TENCACHE_HOT uint32_t LaunchGate::open(std::string_view name, void* stream,
+                                       std::span<const Access> accesses) {
   uint32_t opened = 0;
   for (size_t index = 0; index < engines_.count(); ++index) {
     Engine* const engine = engines_.engine_at(index);
@@ -83,8 +85,8 @@ struct LaunchGate::Stream {
   bool captures = false;
 };
 
-bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
-                         std::span<const Access> accesses) {
+TENCACHE_HOT bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
+                                      std::span<const Access> accesses) {
   Gate& gate = engine.gate();
   Stream stream(engine, handle);
   std::vector<Access> unannounced;
@@ -117,7 +119,7 @@ bool LaunchGate::open_on(Engine& engine, std::string_view name, void* handle,
   return true;
 }
 
-void LaunchGate::close(uint32_t opened) {
+TENCACHE_HOT void LaunchGate::close(uint32_t opened) {
   for (size_t index = 0; index < engines_.count(); ++index) {
     if ((opened >> index & 1) != 0) engines_.engine_at(index)->gate().close();
   }

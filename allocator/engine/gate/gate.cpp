@@ -453,7 +453,7 @@ uint64_t Gate::keep_resident(std::span<const Access> accesses) {
   return count;
 }
 
-bool Gate::has_announced(const Extent* extent) {
+TENCACHE_HOT bool Gate::has_announced(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return true;
   ThreadOps& thread = thread_ops();
   // A kernel mostly takes its arguments in the order in which its op has named them.
