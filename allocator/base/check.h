@@ -41,7 +41,7 @@ bool is_ending();
 
 /// Marks a slow path: out of line and away from the hot code.
 #define TENCACHE_SLOW __attribute__((noinline, cold))
-/// Marks what runs at every op. GNU's linker lays such functions side by side: between two ops a
-/// program runs code enough to displace ours from the caches, and what lies together is there again
-/// sooner.
+/// Marks what runs at every op, or at every allocation or launch in it. GNU's linker lays such
+/// functions side by side: between two ops a program runs enough code to displace ours from the
+/// caches, and what lies together is there again sooner.
 #define TENCACHE_HOT __attribute__((hot))

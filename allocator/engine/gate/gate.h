@@ -141,7 +141,7 @@ class Gate {
   static void note_seen(Extent* extent, uint64_t now);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now);
 
-  // Every op reads these two, so they share a cache line with what comes after them.
+  // Every op reads the first two, so they share a cache line with the pointers below.
   std::atomic<bool> is_passive_{false};
   const uint64_t generation_;  // unique to this gate
   const size_t place_;         // in the table of gates that are alive
