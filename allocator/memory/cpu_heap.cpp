@@ -25,7 +25,7 @@ uint64_t this_thread() { return static_cast<uint64_t>(pthread_self()); }
 
 CpuHeap::CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,
                  const PageMap* page_map, DiskTier* disk, Budget& budget, Stats& stats)
-    : Heap(config, table, budget, stats),
+    : Heap(config, kSlackShare, table, budget, stats),
       arena_(arena),
       page_map_(page_map),
       disk_(disk),

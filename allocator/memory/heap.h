@@ -82,8 +82,10 @@ struct ListedExtent {
 
 class Heap {
  public:
-  Heap(const HeapConfig& config, ExtentTable& table, Budget& budget, Stats& stats)
-      : config_(config), table_(table), budget_(budget), stats_(stats) {}
+  /// `slack_share`: see LivePeak.
+  Heap(const HeapConfig& config, uint64_t slack_share, ExtentTable& table, Budget& budget,
+       Stats& stats)
+      : config_(config), table_(table), budget_(budget), stats_(stats), live_peak_(slack_share) {}
   virtual ~Heap() = default;
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;

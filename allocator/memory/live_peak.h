@@ -26,8 +26,9 @@ class LivePeak {
   /// After how many frees a heap looks again at the time, and at whether it holds more than
   /// allowed. A look costs a reading of the clock.
   static constexpr uint64_t kFreesPerLook = 64;
-  /// What is kept beyond the peak, as a share of it: sizes do not always add up.
-  static constexpr uint64_t kSlackShare = 16;
+
+  /// One part in `slack_share` of the peak is kept beyond it, because sizes do not always add up.
+  explicit LivePeak(uint64_t slack_share) : slack_share_(slack_share) {}
 
   /// The program has this much now.
   void note(uint64_t live_bytes) { raise_to(peak_bytes_, live_bytes); }
@@ -54,10 +55,11 @@ class LivePeak {
   /// How much live and cached memory together may take, once this many bytes are live.
   uint64_t allowed_bytes(uint64_t live_bytes = 0) const {
     const uint64_t peak_bytes = std::max(recent_bytes(), live_bytes);
-    return peak_bytes + peak_bytes / kSlackShare;
+    return peak_bytes + peak_bytes / slack_share_;
   }
 
  private:
+  const uint64_t slack_share_;
   std::atomic<uint64_t> begin_ns_{0};  // of the running window; 0: none has begun
   std::atomic<uint64_t> begin_frees_{0};
   Counter peak_bytes_{0};

@@ -22,7 +22,7 @@ class LivePeakTest : public ::testing::Test {
 
   uint64_t now_ns_ = 5 * kSecond;
   uint64_t frees_ = 100;
-  LivePeak peak_;
+  LivePeak peak_{16};
 };
 
 TEST_F(LivePeakTest, TheLargestCounts) {

@@ -53,7 +53,7 @@ HeapConfig for_gpu(HeapConfig config, const Gpu& gpu) {
 CudaHeap::CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,
                    StreamNumbers& streams, HostTier* host, DiskTier* disk, ExtentTable& table,
                    Budget& budget, Stats& stats)
-    : Heap(for_gpu(config, gpu), table, budget, stats),
+    : Heap(for_gpu(config, gpu), kSlackShare, table, budget, stats),
       granularity_(granularity_of(gpu)),
       total_bytes_(gpu.facts().total_bytes),
       arena_(arena),
