@@ -76,7 +76,7 @@ def check(runs: dict[str, list[dict[str, Any]]], name: str) -> None:
 
 def measure(name: str, options: Any, report: Report) -> None:
     shape = SHAPES[name]
-    # Stock briefly allocates as much, and runs as many steps afterwards.
+    # Stock, too, allocates ARM_BYTES for a moment, and runs as many steps afterwards.
     job = {**training.job(shape, warmup=WARMUP, steps=STEPS), "arm_bytes": ARM_BYTES}
     variables = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 

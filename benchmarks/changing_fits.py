@@ -23,8 +23,8 @@ from support import GIB, STOCK, Spread, Variant, paired_ratio
 
 OURS = Variant("tencache", {"device_memory": 8 * GIB})
 VARIANTS = [STOCK, OURS]
-# The rounds of each program. A program lasts some seconds, and training so long that the first
-# touch of its memory, which comes once, does not decide.
+# The rounds of each program. A program lasts some seconds, and training lasts so long that the
+# first touch of its memory, which comes once, does not decide.
 PROGRAMS = {"growing_cat": 200, "growing_cache": 150, "serving_threads": 60, "random_lengths": 24}
 PROCESSOR_GOAL, MEMORY_GOAL = 1.05, 1.15
 

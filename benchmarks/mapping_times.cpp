@@ -208,7 +208,8 @@ class Copies {
   CUstream in_ = nullptr;
 };
 
-/// What one mapping takes under one load. Only calls that returned while the link was busy count.
+/// Measures what one mapping takes under one load. Only calls that returned while the link was busy
+/// count.
 void measure(const Gpu& gpu, const Load& load, const Mapping& mapping, CUdeviceptr device,
              char* host) {
   MappedRange range(gpu, mapping);

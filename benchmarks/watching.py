@@ -38,7 +38,7 @@ from support import GIB, MeanRatio, Variant
 
 SHAPE = GptShape(layers=8, width=512, heads=8, vocabulary=4096, sequence=128, batch=2)
 WARMUP, STEPS = 4, 12
-# A part lasts seconds, so `top` looks several times; it also looks when it goes on.
+# A part lasts seconds, so `top` looks several times; a stopped `top` also looks when it goes on.
 STEPS_OF_A_PART = 20
 GOAL = 1.005
 OPTIONS = {"device_memory": 8 * GIB}

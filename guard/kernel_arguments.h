@@ -46,7 +46,7 @@ class KernelArguments {
   /// exits.
   static KernelArguments& instance();
 
-  /// The layout lives for ever.
+  /// The layout of the kernel's arguments. It lives for ever.
   const KernelLayout& layout(CUfunction kernel);
   /// Call before a module, library or context ends.
   void distrust() { generation_.fetch_add(1, std::memory_order_release); }
@@ -65,7 +65,7 @@ class KernelArguments {
   std::atomic<uint64_t> generation_{1};
 };
 
-/// Adds the addresses that a launch with these arguments may use; false if we cannot tell.
+/// Adds the addresses that a launch with these arguments may use; returns false if we cannot tell.
 bool add_arguments(const KernelLayout& layout, void* const* arguments, void* const* extra,
                    Addresses* addresses);
 

@@ -10,8 +10,8 @@
 //     program's global objects exist by then, as they would for a program that asks by itself.
 //   - a Python interpreter: `import torch` will enable tencache (python.h).
 //   - anything else: nothing happens, and nothing more is loaded.
-// TENCACHE=0 switches it off. A program that cannot be enabled ends with status 2 and a message,
-// since it asked for a budget.
+// TENCACHE=0 switches this library off. A program that cannot be enabled ends with status 2 and a
+// message, since it asked for a budget.
 //
 // Threads: the one that starts the program. The only state is program_main, through which
 // enabled_main() reaches the program's own main().

@@ -49,8 +49,8 @@ SCRIPTS = ROOT / "scripts"
 EMULATED_GPU = ROOT / "tests" / "emulated_gpu" / "run"  # runs a command there
 SHORT = "not slow and not any_torch"  # selects from tests/python
 ONCE = "not repeated"  # selects from all tests, for the oldest torch
-# Of each program two of its seven runs (50-plain and 25-chaos), and all other tests named here; all
-# seven take five minutes on two cores.
+# This selects two of the seven runs of each program (50-plain and 25-chaos), and all other tests
+# named here. All seven runs take five minutes on two cores.
 SHORT_ON_EMULATED_GPU = (
     "emulated_gpu or frameworks or gpu_run or memory_functions or pinned or announces "
     "or 50-plain or 25-chaos"

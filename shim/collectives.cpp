@@ -112,8 +112,9 @@ bool has_completed(Work& work) noexcept {
   }
 }
 
-// Whether the Work is done with its tensors. It is when it has completed. Unless it is NCCL's, it
-// also is when nobody else refers to it: then it has either run to its end or will never run.
+// Whether the Work is done with its tensors. It is done when it has completed. Unless it is NCCL's,
+// it is also done when nobody else refers to it: then it has either run to its end or will never
+// run.
 bool is_finished(const Pending& entry, const WorkPointer& work) {
   const bool is_forgotten = !work || (work.use_count() == 1 && !entry.is_nccl);
   return is_forgotten || has_completed(*work);
@@ -223,7 +224,8 @@ std::optional<size_t> find_work(const c10::FunctionSchema& schema) {
   return std::nullopt;
 }
 
-// Python can give a Work to an op, but not to a C function.
+// Defines the ops through which Python tells of groups. Python can give a Work to an op, but not to
+// a C function.
 torch::Library* install_groups() {
   auto* const library =
       new torch::Library(torch::Library::FRAGMENT, "tencache", std::nullopt, __FILE__, __LINE__);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tells which operators only call other operators. `lstm`, `linear`, `matmul`, `to` or `layer_norm`
-// are written once for all backends (CompositeImplicitAutograd). Their kernels see Tensors, hand
-// them to other operators and touch no byte. Each of those operators is announced and pins what it
-// needs, so a composite operator does not pass the gate at all.
+// Operators that only call other operators, and how to tell them. `lstm`, `linear`, `matmul`, `to`
+// or `layer_norm` are written once for all backends (CompositeImplicitAutograd). Their kernels see
+// Tensors, hand them to other operators and touch no byte. Each of the operators called is
+// announced and pins what it needs, so a composite operator does not pass the gate at all.
 //
 // Note [Composite operators]: what follows from that, and why it is safe.
 // 1. A composite operator does not pin its inputs. An LSTM over a long sequence, or a whole

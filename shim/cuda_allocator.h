@@ -46,8 +46,8 @@ namespace cuda_api = c10::cuda::CUDACachingAllocator;
 
 class CudaAllocator final : public cuda_api::CUDAAllocator {
  public:
-  /// Opens the engine of a GPU, which may use that fraction of its memory. Null, with *error
-  /// filled, on failure.
+  /// Opens the engine of a GPU, which may use that fraction of the GPU's memory. Returns null, with
+  /// *error filled, on failure.
   using Opener = std::function<tencache_gpu*(int ordinal, double fraction, tencache_error* error)>;
 
   CudaAllocator(const CudaCalls& calls, Opener open);

@@ -47,7 +47,8 @@ void CudaHistory::configure(bool enabled, c10::CachingDeviceAllocator::CreateCon
   update_is_on();
 }
 
-// A stack goes when its block goes, even after recording has stopped.
+// Reports go on while any block has a stack, even after recording has stopped: a stack goes when
+// its block goes.
 void CudaHistory::update_is_on() {
   is_on_.store(is_recording() || !blocks_.empty());
   if (!is_on()) segments_.clear();  // nobody will tell us when they go

@@ -70,7 +70,7 @@ class CudaHistory {
                        const Request& request);
   /// Call before the block is freed. note_core_event() completes the entry of a shared block.
   void note_free(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request);
-  /// The entry belongs to this thread's request, if it has one.
+  /// The entry belongs to this thread's request, if the thread has one.
   void note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes);
   /// The entry belongs to no request.
   void note_snapshot(c10::DeviceIndex device, size_t active_bytes);

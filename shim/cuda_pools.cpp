@@ -29,7 +29,8 @@ bool CudaPools::is_dropping(const Id& id) const {
 void CudaPools::add_user(tencache_gpu* gpu, const Id& id) {
   TORCH_CHECK(id != Id{}, "(0, 0) names the common memory, not a private pool.");
   const std::lock_guard lock(mutex_);
-  // gcc 12 gives condition_variable::wait() a symbol that older versions of libstdc++ lack.
+  // We wait by pthreads' own function, because gcc 12 gives condition_variable::wait() a symbol
+  // that older versions of libstdc++ lack.
   while (is_dropping(id)) {
     pthread_cond_wait(has_dropped_.native_handle(), mutex_.native_handle());
   }

@@ -62,8 +62,9 @@ class CudaPools {
   /// Whether anything is routed to a pool. Costs one relaxed load.
   bool is_routing() const { return route_count_.load(std::memory_order_relaxed) > 0; }
 
-  /// Allocates from the pool that this stream's allocations are routed to. False if there is none;
-  /// true with *address set, or null and *error filled. Throws what a tracker of segments throws.
+  /// Allocates from the pool that this stream's allocations are routed to. Returns false if there
+  /// is none. Otherwise returns true: *address is set, or it is null and *error is filled. Throws
+  /// what a tracker of segments throws.
   bool allocate(tencache_gpu* gpu, size_t bytes, cudaStream_t stream, void** address,
                 tencache_error* error);
   /// Call for every free; costs one relaxed load while no pool has an allocation.
@@ -104,8 +105,8 @@ class CudaPools {
 
   using Released = std::vector<std::pair<Id, uint64_t>>;  // with the core's number
 
-  // Memory that is freed in a pool while the device is waited for may still be in use, so a pool
-  // with live memory stays as a whole.
+  // Whether the pool's memory may go. Memory that is freed in a pool while the device is waited for
+  // may still be in use, so a pool with live memory stays as a whole.
   static bool is_over(const Pool& pool) {
     return pool.user_count == 0 && pool.allocating_count == 0 && pool.alive.empty();
   }

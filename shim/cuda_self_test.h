@@ -5,7 +5,7 @@
 // implements the first, and exports its functions; so each function's place is compared by name.
 // PyTorch's allocator of pinned memory exports none; its functions are counted.
 //
-// Threads: any; it calls none of these functions and starts no CUDA.
+// Threads: any. The test calls none of these functions and starts no CUDA.
 #pragma once
 
 #include <string>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The settings of PyTorch's own CUDA allocator (PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF,
-// PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern this one. PyTorch reads and checks them.
-// tencache serves per_process_memory_fraction and names the settings that have no effect. It also
-// reads the one setting of NCCL's process groups that is about the allocator. Threads: any.
+// PYTORCH_NO_CUDA_MEMORY_CACHING), as far as they concern tencache's. PyTorch reads and checks
+// them. tencache serves per_process_memory_fraction and names the settings that have no effect. It
+// also reads the one setting of NCCL's process groups that is about the allocator. Threads: any.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 namespace tencache::shim {
 
 /// Call while PyTorch's own allocator is still in place. Where the settings name a `backend`, this
-/// makes PyTorch read them: it compares that with the name of the allocator that it finds.
+/// makes PyTorch read them: PyTorch compares the backend with the name of the allocator in place.
 /// Otherwise PyTorch reads them when it first needs them, which is later.
 void read_settings_with_backend();
 

@@ -32,7 +32,7 @@ class SegmentTrackers {
  public:
   using Tracker = c10::CachingDeviceAllocator::AllocatorTraceTracker;
 
-  /// While it lives, this thread asks the core for that pool's memory; {0, 0} is none.
+  /// While a Scope lives, its thread asks the core for memory of `pool`; {0, 0} is none.
   class Scope {
    public:
     explicit Scope(const c10::MempoolId_t& pool);
@@ -45,7 +45,8 @@ class SegmentTrackers {
   };
 
   void attach(Tracker tracker);
-  /// `event` is TENCACHE_SEGMENT_MADE and so on; costs one relaxed load while no pool has memory.
+  /// Tells the trackers of an event in a segment of a private pool. `event` is
+  /// TENCACHE_SEGMENT_MADE and so on. Costs one relaxed load while no pool has memory.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
   /// What a tracker threw on this thread since the last call; null if none did.
   static std::exception_ptr take_failure();

@@ -12,7 +12,8 @@ std::string TorchVersion::text() const {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
 }
 
-// [major][minor][patch], a byte each from the top (torch/headeronly/version.h).
+// libtorch's number is [major][minor][patch], a byte each from the top
+// (torch/headeronly/version.h).
 TorchVersion loaded_torch() {
   const uint64_t version = aoti_torch_abi_version();
   return {static_cast<unsigned>(version >> 56), static_cast<unsigned>(version >> 48 & 255),

@@ -46,7 +46,7 @@ int install(tencache_error* error) {
   install_list_split();
   install_collectives();
   install_gate_hooks();
-  // On the cuda backend CPU tensors stay with PyTorch; its own doors are installed next.
+  // On the cuda backend CPU tensors stay with PyTorch; that backend's doors are installed next.
   if (std::strcmp(tencache_backend(), "cpu") == 0) install_cpu_allocator();
   is_installed = true;
   return TENCACHE_OK;

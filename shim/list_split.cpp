@@ -137,7 +137,8 @@ class ChunkFinder {
   }
 
  private:
-  // Small tensors may share an extent, which counts once.
+  // The bytes of the tensor's extent, unless the chunk has counted them already: small tensors may
+  // share an extent.
   uint64_t bytes_if_new(const c10::IValue& tensor) {
     const void* address = storage_address(tensor.unsafeToTensorImpl());
     const void* begin = tencache_extent_begin(address);
@@ -389,7 +390,8 @@ bool is_candidate(const c10::FunctionSchema& schema) {
   return has_prefix && std::ranges::any_of(schema.arguments(), is_tensor_list);
 }
 
-// install_list_split() fills it; constant afterwards and never destroyed.
+// The names of the operators that are split. install_list_split() fills the list, which is constant
+// afterwards and never destroyed.
 std::vector<std::string>& split_names() {
   static auto* const names = new std::vector<std::string>;
   return *names;

@@ -78,8 +78,8 @@ size_t operator_count();
 
 namespace detail {
 
-// Each deregistration raises it, under the table's lock. It starts at 1, so that a fresh cache
-// matches no version.
+// The deregistration of an operator of the table raises it, under the table's lock. It starts at 1,
+// so that a fresh cache matches no version.
 extern std::atomic<uint64_t> operator_table_version;
 
 const OperatorInfo* find_operator_slow(const at::RecordFunction& event, const char* name);

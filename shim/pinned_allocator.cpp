@@ -190,8 +190,9 @@ void* PinnedAllocator::allocate_in_pool(const c10::MempoolId_t& id, size_t bytes
   return address;
 }
 
-// Does nothing while allocations are routed to a pool: that may be a graph capture, which forbids
-// waiting for its device. Returns whether there was a pool to drop.
+// Waits for the devices of the pools without users and drops these pools. Does nothing while
+// allocations are routed to a pool: that may be a graph capture, which forbids waiting for its
+// device. Returns whether there was a pool to drop.
 bool PinnedAllocator::drop_released_pools() {
   std::map<c10::MempoolId_t, Pool> released;
   {

@@ -57,7 +57,7 @@ std::string why_version_differs() {
   return "libtorch itself says that it is torch " + loaded.text();
 }
 
-// Notes how libtorch calls it. It gives out memory of its own.
+// An allocator that notes how libtorch calls it and gives out memory of its own.
 class ProbeAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {

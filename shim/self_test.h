@@ -8,8 +8,8 @@
 //
 // The test compares two views of one thing. libtorch's own view comes from its stable C functions
 // (aoti_torch_...), from exported member functions, or from the vtables that it exports; the
-// shim's view from the inlined code that its hooks use. It looks at plain numbers before it follows
-// a pointer, so that it can report a difference without crashing on it.
+// shim's view from the inlined code that its hooks use. The test looks at plain numbers before it
+// follows a pointer, so that it can report a difference without crashing on it.
 //
 // What is compared: the version that libtorch itself was compiled as; the virtual functions of
 // c10::Allocator, and calls of them by libtorch; a tensor's numbers, key set, storage and address;
@@ -17,8 +17,9 @@
 // with name, inputs and their number; a registered schema, and a boxed call; c10d::Work. For GPU
 // memory see cuda_self_test.h.
 //
-// Invariant: it installs nothing; what it registers for its own thread is gone when it returns.
-// Threads: any. It ignores modes of this thread that would catch its operators.
+// Invariant: the test installs nothing; what it registers for its own thread is gone when it
+// returns.
+// Threads: any. The test ignores modes of this thread that would catch its operators.
 #pragma once
 
 #include <string>

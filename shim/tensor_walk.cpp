@@ -28,8 +28,8 @@ constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::NestedTensor,
 });
 
-// install_tensor_walk() writes it once, before any hook or kernel is installed. The arena grows
-// when a GPU is opened, so read its base before its size (abi/tencache.h).
+// install_tensor_walk() writes `arena` once, before any hook or kernel is installed. The arena
+// grows when a GPU is opened, so read its base before its size (abi/tencache.h).
 constexpr tencache_arena kNowhere = {0, 0};
 const tencache_arena* arena = &kNowhere;
 

@@ -4,8 +4,9 @@
 namespace tencache::shim::detail {
 namespace {
 
-// The owner is separate from the pointer, so that reading the pointer needs no guard. If an op runs
-// in a thread-local destructor after this one, it makes a new state, which is left to the process.
+// The owner destroys the thread's state when the thread ends. It is separate from the pointer, so
+// that reading the pointer needs no guard. An op that runs in a later thread-local destructor makes
+// a new state, which is left to the process.
 struct ThreadStateOwner {
   bool is_registered = false;
   ~ThreadStateOwner() {

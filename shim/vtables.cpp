@@ -74,7 +74,7 @@ std::string why_slots_differ(const char* class_name, Slots loaded, size_t count,
   for (const NamedSlot& each : functions) {
     if (each.slot >= count) return std::string(class_name) + " has no " + each.name;
     const std::string name = name_of_function(loaded[each.slot]);
-    // "c10::Allocator::raw_deleter() const", "...::name[abi:cxx11]()"
+    // A name is like "c10::Allocator::raw_deleter() const" or "...::name[abi:cxx11]()".
     const std::string wanted = std::string("::") + each.name;
     const size_t at = name.find(wanted + '(');
     const size_t tagged_at = name.find(wanted + '[');

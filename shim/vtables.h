@@ -34,7 +34,7 @@ size_t slot_of(Member function) {
   return static_cast<size_t>(offset) / sizeof(void*);
 }
 
-/// A virtual function that a derived class adds takes the first slot behind its base's.
+/// Base with one more virtual function, which takes the first slot behind those of Base.
 template <typename Base>
 struct Extended : Base {
   virtual void next() = 0;

@@ -151,7 +151,8 @@ EngineHolds* Engines::hold(std::span<const Access> accesses, bool and_inner) {
     Engine& engine = *entry.engine;
     if (engine.is_passive()) continue;
     void* const stream = stream_of(entry);
-    // What such a stream uses needs no hold, because open_on_gpu() keeps it resident.
+    // What a per-thread or capturing stream uses needs no hold, because open_on_gpu() keeps it
+    // resident.
     if (stream == TENCACHE_STREAM_PER_THREAD || engine.device().is_capturing(stream)) continue;
     const StreamSet streams = engine.device().set_of(stream);
     Hold* const hold = engine.gate().hold(accesses, and_inner, streams);

@@ -66,8 +66,8 @@ class Engines {
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);
   /// The open engines, in the order in which they were opened.
   std::vector<EngineEntry> all() const;
-  /// How many engines were added, and each of them: null if it was removed. When the last one goes,
-  /// the count begins anew.
+  /// How many engines were added, and each of them. An engine that was removed is null. When the
+  /// last one goes, the count begins anew.
   size_t count() const { return count_.load(std::memory_order_acquire); }
   Engine* engine_at(size_t index) const { return entries_[index].engine; }
 

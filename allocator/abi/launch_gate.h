@@ -43,7 +43,7 @@ class LaunchGate {
   /// result is not 0, give it to close() once the launch is queued, and before the next one.
   uint32_t open(std::string_view name, void* stream, std::span<const Access> accesses);
   void close(uint32_t opened);
-  /// Call when a kernel was launched whose arguments could not be read.
+  /// Call for each launch of a kernel whose arguments cannot be read.
   void on_unreadable();
 
   /// How many launches counted as ops, and how many had arguments that could not be read.

@@ -4,11 +4,11 @@
 // page is a memfd of this layout; python/tencache/_live.py reads it. A changed layout gets a new
 // version.
 //
-// Note [Live page]: the page has no name in any file system. Whoever may look into the process
-// finds the page among the process's descriptors (/proc/PID/fd, "memfd:tencache-live"), also from
-// outside of a container: its own user and root, as the kernel decides. Nothing is left of the page
-// when the process is gone, however it ends. A forked child inherits the descriptor and not the
-// mapping; `start_ticks` tells whose page it is. The page is sealed against other sizes, so a
+// Note [Live page]: the page has no name in any file system. Whoever may look into the process (the
+// kernel decides: the process's own user and root) finds the page among the process's descriptors
+// (/proc/PID/fd, "memfd:tencache-live"), also from outside of a container. Nothing is left of the
+// page when the process is gone, however it ends. A forked child inherits the descriptor and not
+// the mapping; `start_ticks` tells whose page it is. The page is sealed against other sizes, so a
 // reader never faults. The process writes the page, reads nothing of it but `sequence`, and never
 // uses the descriptor again. The page holds counters and no text, no name and no address.
 //

@@ -20,7 +20,7 @@ constexpr uint64_t kStoredBytesMax = uint64_t{1} << 50;
 
 static_assert(TENCACHE_NO_TICK == kNoTick);
 
-/// Adds `more` to `sum`; false, without a change, if that would pass kSumMax.
+/// Adds `more` to `sum`. Returns false, and changes nothing, if the sum would pass kSumMax.
 bool add_within_limit(uint64_t more, uint64_t* sum) {
   if (more > kSumMax - *sum) return false;
   *sum += more;

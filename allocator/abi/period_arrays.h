@@ -25,8 +25,8 @@ Result<Trace> to_trace(const tencache_period& period);
 uint64_t total_bytes(const Trace& trace);
 
 /// `op_names` has a name for each op. `op_number` gives the number by which this process calls an
-/// op. Fails as to_trace() does; also with kInvalidArgument where the tensors have more bytes than
-/// a stored period may have, and with kOutOfMemory.
+/// op. Fails as to_trace() does, with kInvalidArgument where the tensors have more bytes than a
+/// stored period may have, and with kOutOfMemory.
 Result<Period> to_stored_period(const tencache_period& period, const char* const* op_names,
                                 const std::function<uint32_t(std::string_view)>& op_number);
 

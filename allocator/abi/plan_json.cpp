@@ -80,7 +80,7 @@ Result<Machine> to_machine(const tencache_machine& given, uint64_t trace_bytes,
 std::string figures_of(const Trace& trace, const Machine& machine) {
   const Planned planned = make_plan(trace, machine);
   const Simulation& simulation = planned.simulation;
-  // The error bars: the same plan where everything moves slower or faster than it was made for.
+  // The error bars: the same plan where everything moves slower or faster than the plan assumes.
   const Machine slower = machine.at_speed(1 - kSpeedErrorShare);
   const Machine faster = machine.at_speed(1 + kSpeedErrorShare);
   const TraceIndex index(trace);

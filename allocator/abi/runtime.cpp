@@ -243,8 +243,8 @@ Result<CpuDeviceConfig> Runtime::cpu_config(std::string* origin) {
   return config;
 }
 
-// The line at the start shows the budget in binary units. A budget that was asked for in other
-// units stands there as well.
+// Returns "as asked", for the line at the start. That line shows the budget in binary units, so a
+// budget that was asked for in other units comes first, in those.
 std::string Runtime::as_asked() const {
   const std::string asked = tencache::option_text(options_, "device_memory");
   return asked.ends_with("iB") ? "as asked" : asked + " as asked";

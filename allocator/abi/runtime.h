@@ -41,7 +41,7 @@ extern const char* const kVersion;
 
 class Runtime {
  public:
-  /// Inline, since every op asks twice.
+  /// The Runtime of the process. The function is inline, since every op calls it twice.
   static Runtime& instance() {
     static Runtime* const runtime = new Runtime();
     return *runtime;
@@ -63,8 +63,8 @@ class Runtime {
   Engine* cpu_engine() const { return cpu_engine_.load(std::memory_order_acquire); }
   Engines& engines() { return engines_; }
   LaunchGate& launches() { return launches_; }
-  /// Covers the address of every extent: it is the cpu engine's arena, or spans the arenas of all
-  /// GPUs opened so far and the gaps between them. Atomic operations write its fields.
+  /// The arena that covers the address of every extent. It is the cpu engine's, or spans the arenas
+  /// of all GPUs opened so far and the gaps between them. Atomic operations write its fields.
   const tencache_arena* arena() const { return &arena_; }
 
   /// The configuration of this GPU, from the options. The budget is 0 unless one was given. If no
@@ -86,11 +86,12 @@ class Runtime {
   void set_arm_callback(void (*callback)()) { arm_callback_.store(callback); }
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
 
-  /// 16 hexadecimal digits that the files of this process have in common, and no others. Empty
-  /// before start.
+  /// 16 hexadecimal digits that the files of this process have in common, and no other files have.
+  /// Empty before start.
   const std::string& run_id() const { return run_id_; }
 
-  /// kFailed: what was learned could not be written, and nothing was written before.
+  /// What became of the period so far. It is kFailed if what was learned could not be written, and
+  /// nothing was written before.
   Recorded recorded() const { return recorded_.load(); }
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);

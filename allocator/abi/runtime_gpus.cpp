@@ -99,7 +99,7 @@ Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
   return Status::ok();
 }
 
-// The guard is in the process from the start, or not at all.
+// Gives our hooks to the launch guard, which is in the process from the start or not at all.
 void Runtime::watch_launches() {
   if (!options_.launch_guard || engines_.count() > 1) return;
   const auto install = reinterpret_cast<tencache_guard_install_function>(

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kSecond = 1e-9;  // seconds in a nanosecond
 
-/// When the kernel started this process, in the kernel's ticks; 0 if /proc does not tell.
+/// When the kernel started this process, in the kernel's ticks, or 0 if /proc does not tell.
 uint64_t start_ticks() {
   constexpr int kFieldsBefore = 20;  // from the state on, which follows the name in parentheses
   char text[1024] = {};

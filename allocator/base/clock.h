@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clocks. timestamp() is for the hot path: the processor's time stamp counter where there is one
-// (about 8 ns), comparable between threads, of unknown rate. now_ns() is CLOCK_MONOTONIC (about
-// 25 ns). TimestampConverter turns timestamps into nanoseconds. thread_work_ns() and
-// process_work_ns() are processor time (some 200 ns).
+// Clocks. timestamp() is for the hot path: it reads the processor's time stamp counter where there
+// is one (about 8 ns). Its values are comparable between threads, and their rate is unknown.
+// now_ns() is CLOCK_MONOTONIC (about 25 ns). TimestampConverter turns timestamps into nanoseconds.
+// thread_work_ns() and process_work_ns() are processor time (some 200 ns).
 #pragma once
 
 #include <time.h>

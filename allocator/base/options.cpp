@@ -354,7 +354,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// The known name that a typing slip most likely meant; nullptr when none is close.
+/// The row whose name a typing slip most likely meant, or null when no name is close.
 const Row* nearest_row(std::string_view name) {
   constexpr size_t kDistanceMax = 3;
   const Row* nearest = nullptr;

@@ -78,8 +78,8 @@ Status set_option(Options& options, std::string_view name, std::string_view text
 Status read_environment(Options& options, const std::vector<std::string>& names,
                         const std::function<const char*(const char*)>& get);
 
-/// The option's value as text that set_option accepts; that of the default if the option was not
-/// set, and "" if no option has that name.
+/// The option's value as text that set_option accepts. It is the default's text if the option was
+/// not set, and "" if no option has that name.
 std::string option_text(const Options& options, std::string_view name);
 
 /// The text of every option, in the order of the table. Paths come from the program, so they may

@@ -59,7 +59,7 @@ class RangeAllocator {
   uint64_t limit() const { return limit_; }
   uint64_t used() const { return used_; }
   uint64_t largest_free() const;
-  /// Length of the free range that ends at limit(); 0 when the last unit is in use.
+  /// Length of the free range that ends at limit(), or 0 when the last unit is in use.
   uint64_t free_at_end() const;
   /// Checks the invariants by walking everything; for tests and debug builds.
   bool is_valid() const;

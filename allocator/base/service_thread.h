@@ -33,9 +33,9 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-/// `name` has at most 15 characters; tools like top show it. The thread's short waits end in time:
-/// by default, Linux lets each take 50 us longer. Throws std::system_error where the process may
-/// have no more threads.
+/// Starts a thread that does `work`. `name` has at most 15 characters; tools like top show it. The
+/// thread's short waits end in time: by default, Linux lets each take 50 us longer. Throws
+/// std::system_error where the process may have no more threads.
 template <typename Work>
 std::thread start_service_thread(const char* name, Work work) {
   const SignalsBlocked blocked;

@@ -64,7 +64,7 @@ Status refuse_time(std::string_view text, std::string_view reason) {
                           ". Write a number and a unit, for example 30s, 500ms or 5min.");
 }
 
-/// Nanoseconds; 0 for an unknown unit.
+/// The unit in nanoseconds, or 0 if it is unknown.
 double unit_of_time(std::string_view name) {
   const std::string lower = lower_case(trim(name));
   if (lower.empty() || lower == "s") return 1e9;

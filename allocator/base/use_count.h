@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // UseCount: how much of something is in use now, its peak, and how much came and went in all, as
-// PyTorch's memory statistics report it. A plain value without a lock: its owner guards it.
+// PyTorch's memory statistics report it. It is a plain value without a lock: its owner guards it.
 #pragma once
 
 #include <algorithm>

@@ -37,7 +37,7 @@ class Device {
   virtual Heap& heap() = 0;
   /// Null where nothing ever goes cold.
   virtual Mover* mover() = 0;
-  /// The tiers below; null where there are none.
+  /// The tiers below, or null where there are none.
   virtual HostTier* host() { return nullptr; }
   virtual DiskTier* disk() = 0;
 
@@ -50,16 +50,16 @@ class Device {
   /// A second timer, for the device's waits.
   virtual OpTimer* wait_timer() { return nullptr; }
 
-  /// The set of this one stream of the driver's; none where there are no streams.
+  /// The set of this one stream of the driver's, or none where there are no streams.
   virtual StreamSet set_of(void* /*stream*/) { return kNoStreams; }
-  /// The set of a stream that an earlier call has named (set_of()); none for any other stream.
+  /// The set of a stream that an earlier call has named (set_of()), or none for any other stream.
   virtual StreamSet find_set_of(void* /*stream*/) { return kNoStreams; }
   /// Whether streams that the calling thread names belong to this device.
   virtual bool is_current() { return true; }
   /// Whether the stream is capturing a CUDA graph.
   virtual bool is_capturing(void* /*stream*/) { return false; }
   /// Sets how the calling thread treats captures (CUstreamCaptureMode), and returns how it treated
-  /// them before; none where nothing was set.
+  /// them before, or nullopt where nothing was set.
   virtual std::optional<int> exchange_capture_mode(int /*mode*/) { return std::nullopt; }
 
   /// Whether the device still takes work. A failure is for good, and every later call fails because

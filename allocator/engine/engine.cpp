@@ -163,9 +163,9 @@ void Engine::list_for_forks() {
 
 // A child sees the bytes as they were at the fork and never writes the parent's tiers. No migration
 // is under way while the process is copied, the slots in use are frozen, and the child's engine is
-// passive: malloc from then on, no gate, no evictor (its thread is not copied). Where tencache
-// itself ends the process, the thread that forks may hold any lock, and the latch, so the handlers
-// take none.
+// passive: from then on it allocates with malloc (not at all on cuda), its gate does nothing, and
+// it has no evictor (that thread is not copied). Where tencache itself ends the process, the thread
+// that forks may hold any lock, and the latch, so the handlers take none.
 void Engine::before_fork() TENCACHE_NO_THREAD_SAFETY_ANALYSIS {
   t_has_fork_locks = !is_ending();
   if (!t_has_fork_locks) return;

@@ -42,7 +42,7 @@ struct EngineConfig {
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // the engine learns what repeats and moves by plan; else by last use alone
   DiskPatienceConfig disk_patience;
-  /// With plans: the period of an earlier run, which is followed from the first step; null: there
+  /// With plans: the period of an earlier run, which is followed from the first step. Null if there
   /// is none.
   std::shared_ptr<const Period> stored_period = {};
   EngineHooks hooks;
@@ -59,7 +59,7 @@ class Engine final : private PlanSink {
   /// The lock that is held while a fork copies the process: what it guards is whole in a child.
   static Mutex& fork_mutex();
 
-  /// Does what Device::allocate() does, and tells the gate once the evictor has armed.
+  /// Does what Device::allocate() does. If the evictor has armed, tells the gate of the allocation.
   Result<void*> allocate(uint64_t bytes, void* stream = nullptr) {
     const Result<Allocation> allocation = device_->allocate(bytes, stream);
     if (!allocation.is_ok()) return allocation.status();
@@ -79,8 +79,8 @@ class Engine final : private PlanSink {
     gate_->open(op, accesses, device_->set_of(stream));
   }
 
-  /// The calling thread is about to name these extents, op by op, in this order: the chunks of one
-  /// call. An empty sequence takes back the thread's last one.
+  /// Call when the calling thread is about to name these extents, op by op, in this order: they are
+  /// the chunks of one call. An empty sequence takes back the thread's last one.
   void expect(std::span<const Access> accesses);
   /// Calls Heap::admit() where that may wait or refuse.
   Status admit(std::span<const Access> accesses);

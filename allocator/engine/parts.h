@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Parts: the objects of one engine, so that each of them can call the others by name. The engine
-// fills this in while it is made; once the first thread runs, it does not change. A null part does
+// fills them in while it is made; once the first thread runs, they do not change. A null part does
 // not exist in this engine. There is no mover in strict mode, and no disk there or where a GPU has
 // none below it. There is no op_timer, prefetcher, cursor, upcoming, neighbours, learner or machine
 // where nothing is planned, and no timer where the host's clock tells an op's time.
@@ -33,7 +33,8 @@ struct LearnedPlan;
 struct Stats;
 
 struct EngineHooks {
-  /// The thread that arms calls this once, with no lock held; it is mostly one that allocates.
+  /// The thread that arms calls this once, with no lock held. Mostly that is a thread that
+  /// allocates.
   std::function<void()> on_arm;
   /// The evictor and chaos mode call this often: pins that outlived their op may be released now.
   std::function<void()> before_pass;

@@ -24,7 +24,7 @@ namespace tencache {
 
 class Reading {
  public:
-  /// Addresses anywhere inside the engine's extents; others are ignored.
+  /// `addresses` lie anywhere inside the engine's extents; others are ignored.
   Reading(Engine& engine, std::span<const void* const> addresses);
   ~Reading();
   Reading(const Reading&) = delete;

@@ -16,15 +16,15 @@ constexpr size_t kRun = 4;
 // search for the next run grows with the square of that.
 constexpr size_t kLeftOutMax = 1024;
 
-/// Whether both begin with the same run. Sequences that are shorter than a run must be equal to
-/// their ends.
+/// Whether both begin with the same run. Where one is shorter than a run, both must be equal as a
+/// whole.
 bool begin_alike(Row a, Row b) {
   const size_t count = std::min({kRun, a.size(), b.size()});
   if (count < kRun && a.size() != b.size()) return false;
   return std::ranges::equal(a.first(count), b.first(count));
 }
 
-/// How many entries of each sequence to leave out; nullopt where no run follows.
+/// How many entries of each sequence to leave out. Nullopt where no run follows.
 std::optional<std::pair<size_t, size_t>> next_run(Row a, Row b) {
   for (size_t left_out = 1; left_out <= kLeftOutMax; ++left_out) {
     for (size_t of_a = 0; of_a <= left_out; ++of_a) {

@@ -18,8 +18,8 @@ namespace tencache {
 
 inline constexpr size_t kUnmatched = ~size_t{0};
 
-/// For each entry of `later` the place of its counterpart in `earlier`, or kUnmatched. Begins at
-/// the ends of both sequences and goes backwards until nothing corresponds any more.
+/// Returns, for each entry of `later`, the place of its counterpart in `earlier`, or kUnmatched.
+/// Begins at the ends of both sequences and goes backwards until nothing corresponds any more.
 std::vector<size_t> align_ends(std::span<const uint64_t> earlier, std::span<const uint64_t> later);
 
 /// Does what align_ends() does, and then goes forwards from the starts of what is left of both

@@ -11,7 +11,8 @@
 namespace tencache {
 namespace {
 
-// With this many repetitions no single one decides; older ones may have taken other times.
+// At most this many repetitions are compared. With so many no single one decides; older ones may
+// have taken other times.
 constexpr uint64_t kRepetitionsComparedMax = 16;
 
 uint64_t bytes_named(const LoggedTick& tick) {
@@ -26,7 +27,7 @@ bool is_alike(const LoggedTick& a, const LoggedTick& b) {
          TickDigest::with_size(b.digest, bytes_named(b));
 }
 
-// How long a tick lasted; nullopt for the newest tick of all, which has not ended yet. Rings of
+// How long a tick lasted. Nullopt for the newest tick of all, which has not ended yet. Rings of
 // several threads are read one after another, so a tick may have begun before the one that it
 // follows in the log.
 std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock, uint64_t number) {
@@ -56,7 +57,7 @@ uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLi
   return std::min(earlier_ns, *lasted_ns(log, clock, oldest));
 }
 
-// How long the op takes; nullopt when none of the repetitions measured it.
+// How long the op takes. Nullopt when none of the repetitions measured it.
 std::optional<uint64_t> measured_ns(const TickLog& log, const PeriodPlace& place, uint64_t number) {
   std::vector<uint64_t> times;
   for (uint64_t back = 0; back < kRepetitionsComparedMax; ++back) {

@@ -176,7 +176,8 @@ void DeviceModel::advance(uint64_t until_ns) {
   if (host_) advance_host(until_ns);
 }
 
-// The copy of a tensor is a spare one once it is back on the device, whenever it will be named.
+// Plays the host memory up to a time. Once a tensor is back on the device, its copy is a spare one,
+// whenever the tensor will be named.
 void DeviceModel::advance_host(uint64_t until_ns) {
   while (!fetches_.empty() && fetches_.front().done_ns <= until_ns) {
     const UnderWay fetch = fetches_.front();
@@ -294,8 +295,8 @@ void DeviceModel::make_room(uint64_t bytes) {
   }
 }
 
-// A tensor that was fetched ahead can leave again once it has arrived. False when none is on the
-// way.
+// Waits for a tensor that was fetched ahead: it can leave again once it has arrived. False when
+// none is on the way.
 bool DeviceModel::await_fetch() {
   while (!never_awaited_.empty() && !is_on_its_way(never_awaited_.front())) {
     never_awaited_.pop_front();

@@ -13,8 +13,8 @@
 namespace tencache {
 namespace {
 
-/// Where as many entries differ on one side as on the other between two that correspond, they
-/// correspond, too: their ops name one extent more or one fewer.
+/// Where as many entries differ on one side as on the other between two that correspond, those
+/// entries correspond, too: their ops name one extent more or one fewer.
 void match_between(std::vector<size_t>* counterparts) {
   size_t matched = kUnmatched;  // the last one
   for (size_t index = 0; index < counterparts->size(); ++index) {
@@ -94,8 +94,8 @@ uint64_t ExtentRoles::freed_in_copy(uint64_t extent_id) const {
   return life->freed;
 }
 
-// The extent allocated in a tick that corresponds to one allocated in the tick's counterpart: the
-// one of its size, at its place if possible; or else the one at its place.
+// The extent that was allocated in tick `number` and corresponds to the one of `life`: one of the
+// same size, at the same place if possible, or else the one at the same place.
 std::optional<uint64_t> ExtentRoles::birth_like(const ExtentLife& life, uint64_t number) const {
   std::optional<uint64_t> same_place;
   std::optional<uint64_t> same_size;

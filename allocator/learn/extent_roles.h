@@ -51,7 +51,7 @@ class ExtentRoles {
   /// Whether the extent stems from an earlier repetition, and the copy before named another one at
   /// its place.
   bool is_exchanged(uint64_t extent_id) const { return exchanged_.contains(extent_id); }
-  /// The tick in the copy in which the extent was freed; kUnknownTick when it was not.
+  /// The tick in the copy in which the extent was freed, or kUnknownTick when it was not.
   uint64_t freed_in_copy(uint64_t extent_id) const;
   /// For each tick of the copy the one before the copy that corresponds to it, or kUnknownTick.
   const std::vector<uint64_t>& counterparts() const { return counterparts_; }

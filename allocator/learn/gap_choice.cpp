@@ -15,7 +15,7 @@ namespace {
 // concerns at most this many later ones. Weights have two gaps a micro-batch.
 constexpr int kEarlierMax = 16;
 
-/// Keeps how far each bin is over the budget, and the time of the links.
+/// Makes one choice of gaps. Keeps how far each bin is over the budget, and the time of the links.
 class GapChoice {
  public:
   GapChoice(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
@@ -74,9 +74,9 @@ class GapChoice {
 
   LinkTime& link_for_writes() { return machine_.is_half_duplex ? read_link_ : write_link_; }
 
-  // Values fall while other gaps are chosen. So a gap that still has the largest value after it was
-  // worked out anew has the largest of all. Only those whose write has become free rise; they are
-  // queued once more.
+  // Chooses the gap of the largest value, again and again. Values fall while other gaps are chosen.
+  // So a gap whose value, worked out anew, is still the largest in the queue is the best of all.
+  // Only the values of gaps whose write has become free rise; those gaps are queued once more.
   void choose_by_value(bool only_hidden) {
     Queue queue;
     for (uint32_t index = 0; index < gaps_.size(); ++index) queue_up(index, only_hidden, &queue);
@@ -156,7 +156,8 @@ class GapChoice {
     return candidate;
   }
 
-  // A tensor is written when its gap begins and read when it ends.
+  // What the moves cost at the prices of the links. A tensor is written when its gap begins, and
+  // read when the gap ends.
   double price_of(const Candidate& candidate) const {
     if (candidate.away.count == 0) return 0;
     const uint32_t first = candidate.away.first;

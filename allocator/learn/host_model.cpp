@@ -33,7 +33,7 @@ void HostModel::become_cold(uint32_t tensor, uint64_t next_use) {
   remove_spare(tensor);
   copies_[tensor].next_use = next_use;
   enter_cold(tensor);
-  // Room was promised to those that were still leaving; now one of the cold ones can give it.
+  // Room was promised to tensors that were still leaving; now a cold tensor can give it.
   make_room(0, machine_.host_headroom_bytes, now_ns_);
 }
 
@@ -166,8 +166,9 @@ std::optional<uint32_t> HostModel::first_to_read() {
   return bytes_of(tensor) + sooner_bytes <= window_bytes_ ? std::optional(tensor) : std::nullopt;
 }
 
-// Uses move on as the program does, so the count goes on from where it was: a sum from the start
-// would make planning quadratic in the number of tensors.
+// The bytes of the cold tensors in host memory that are needed at `use` or before. Uses move on as
+// the program does, so the count goes on from where it was: a sum from the start would make
+// planning quadratic in the number of tensors.
 uint64_t HostModel::in_host_bytes_until(uint64_t use) {
   in_host_.visit(counted_until_, use,
                  [this](uint32_t tensor) { counted_bytes_ += bytes_of(tensor); });

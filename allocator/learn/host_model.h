@@ -111,7 +111,7 @@ class HostModel {
   // Cold tensors: those with a block of host memory, and those on disk alone.
   UseOrder in_host_;
   UseOrder on_disk_;
-  // The bytes of those in host memory that are needed at counted_until_ or before.
+  // The bytes of the cold tensors in host memory that are needed at counted_until_ or before.
   uint64_t counted_until_ = 0;
   uint64_t counted_bytes_ = 0;
   uint64_t cold_bytes_ = 0;  // of all of those in host memory

@@ -49,8 +49,8 @@ class BusyShares {
   std::vector<double> shares_;
 };
 
-/// Moves the prices of one link towards those that its moves show, or to them where there are none
-/// yet.
+/// Moves the prices of one link towards those that its migrations show. A link without prices takes
+/// those as they are.
 template <typename Carries>
 void learn_link(const BinTimeline& timeline, const Simulation& simulation, Carries carries,
                 std::vector<double>* prices) {

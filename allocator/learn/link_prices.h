@@ -21,7 +21,7 @@ class LinkPrices {
   /// At first every nanosecond has the full price, 1.
   LinkPrices() = default;
 
-  /// Goes half of the way to the prices that this simulation shows; the first time all of it.
+  /// Goes half of the way to the prices that this simulation shows, or all of it the first time.
   /// REQUIRES: the timeline includes the simulation's waits.
   void learn(const BinTimeline& timeline, const Simulation& simulation, bool is_half_duplex);
 

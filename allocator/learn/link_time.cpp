@@ -11,7 +11,7 @@ uint32_t next_bin(const BinTimeline::Span& span, uint32_t left, BinTimeline::Fro
   return from == BinTimeline::From::kStart ? span.end - left : span.begin + left - 1;
 }
 
-// How many bins of its block such a walk has yet to see, the bin itself included.
+// How many bins of the block of `bin` such a walk has yet to see, `bin` itself included.
 uint32_t rest_of_block(uint32_t bin, BinTimeline::From from) {
   return from == BinTimeline::From::kStart ? kBlockBins - bin % kBlockBins : bin % kBlockBins + 1;
 }

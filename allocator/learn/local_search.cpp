@@ -55,8 +55,9 @@ class LocalSearch {
   }
 
  private:
-  /// Plays a plan; nullopt where nothing may be played any more. Where a period does not end as it
-  /// began, later ones may take longer: nullopt, too, for such a plan if the best one is steady.
+  /// Plays a plan. Returns nullopt where nothing may be played any more. Where a period does not
+  /// end as it began, later ones may take longer, so such a plan gets nullopt, too, if the best one
+  /// is steady.
   std::optional<Simulation> play(const Plan& plan) {
     if (plays_left_ == 0) return std::nullopt;
     --plays_left_;
@@ -169,8 +170,8 @@ class LocalSearch {
 
   bool can_try_each_gap() const { return plays_left_ >= gaps_.size() * kMomentsMax; }
 
-  /// Tries each gap, and the copies to disk. Returns whether there is a new best; false, too, where
-  /// plays are left for only some of the gaps.
+  /// Tries each gap, and the copies to disk. Returns whether there is a new best. Tries nothing
+  /// where plays are left for only some of the gaps.
   bool try_each_gap() {
     if (!can_try_each_gap()) return false;
     bool is_improved = false;
@@ -181,8 +182,8 @@ class LocalSearch {
     return is_improved;
   }
 
-  /// The plan without the gap if it used it, and with each moment for its fetch. The gap's tensor
-  /// then leaves first of those that leave after the same op.
+  /// The plan without the gap, if the plan uses the gap, and the plan with each moment for the
+  /// gap's fetch. With the gap, its tensor leaves first of those that leave after the same op.
   std::vector<Plan> variants(const Plan& plan, const Gap& gap) const {
     Plan without = plan;
     const bool is_used = std::erase_if(without.moves, [&](const PlannedMove& move) {

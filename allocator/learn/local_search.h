@@ -5,9 +5,9 @@
 //   1. Evictions that leave later. A link carries them in the order of the requests. An op that
 //      waits for room waits for what was asked for before; where that is large, smaller tensors
 //      that leave first are enough for it.
-//   2. A gap that is used or not, and moments at which its fetch could start; where there is a
-//      disk, also the plan without copies ahead of need, and with all of them. That is for short
-//      periods only, where all gaps can be tried.
+//   2. A gap that is used or not, and moments at which its fetch could start. Where there is a
+//      disk, the plan is also tried without copies ahead of need, and with all of them. This kind
+//      is for short periods only, where all gaps can be tried.
 //   3. Several gaps at once, where no single one helps any more: room that one tensor gives lets
 //      another come earlier, but by itself it only takes time. So the best plans that are one
 //      change away are kept, though they are worse, then the best that are one change away from
@@ -25,8 +25,8 @@
 
 namespace tencache {
 
-/// Makes the plan better, if it can. REQUIRES: the gaps are those of gaps_of(index.trace()), the
-/// plan's moves use some of them.
+/// Makes the plan better, if it can. REQUIRES: the gaps are those of gaps_of(index.trace()), and
+/// the plan's moves use some of them.
 void improve_moves(const TraceIndex& index, const Machine& machine, const std::vector<Gap>& gaps,
                    Planned* best);
 

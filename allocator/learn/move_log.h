@@ -4,7 +4,8 @@
 // least, so the cost of a lock and one entry for each does not show, and the log is always on. Its
 // memory is reserved at once and never grows; the untouched pages cost nothing.
 //
-// Moves that queue in a stream end when somebody notices that they have, a little late.
+// A move that is queued in a stream ends, for the log, when somebody notices that it has ended,
+// which is a little late.
 //
 // Threads: any. mutex_ is a leaf.
 #pragma once

@@ -97,8 +97,8 @@ bool Period::contains(const Period& other) const {
   return false;
 }
 
-// A guess may take an extent for one that is always there, where the whole loop shows that it is
-// not.
+// Whether the other's ops are those from tick `begin` of this loop on, on the same extents. A guess
+// may take an extent for one that is always there, where the whole loop shows that it is not.
 bool Period::fits_at(const Period& other, size_t begin) const {
   for (size_t index = 0; index < other.digests.size(); ++index) {
     const size_t tick = (begin + index) % digests.size();

@@ -26,7 +26,7 @@
 
 namespace tencache {
 
-/// The period; nullopt when each of its ticks only fills, or when the events of several threads
+/// The period. Nullopt when each of its ticks only fills, or when the events of several threads
 /// came in a sequence that makes no sense.
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);

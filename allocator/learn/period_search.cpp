@@ -10,7 +10,8 @@
 namespace tencache {
 namespace {
 
-// At most this many steps make up one period: optimizers that take turns, accumulation patterns.
+// At most this many steps make up one period, as where optimizers take turns or gradients
+// accumulate in a pattern.
 constexpr size_t kMarksMax = 8;
 // At most this many repetitions are looked at; more come from loops within loops.
 constexpr size_t kRepeatsMax = 16;
@@ -22,7 +23,8 @@ constexpr size_t kAgreedExtentsMin = 4;
 // A shorter sequence of other ticks is passed over wherever it occurs; a longer one may be a loop
 // of its own, like an evaluation between two steps.
 constexpr uint64_t kAdditionMin = 32;
-// A sequence came in place of another one if that has at least one tick for this many of its ticks.
+// A sequence came in place of another one if the other has at least one tick for this many ticks of
+// the sequence.
 constexpr uint64_t kReplacedPart = 4;
 
 bool is_repetition(const TickLog& log, const PeriodPlace& place) {
@@ -32,8 +34,8 @@ bool is_repetition(const TickLog& log, const PeriodPlace& place) {
   return true;
 }
 
-/// How many ticks, counted back from `end`, it takes to name enough old extents; more than there
-/// are if even all of them name too few.
+/// How many ticks, counted back from `end`, it takes to name enough old extents. Returns more than
+/// there are if even all of them name too few.
 uint64_t ticks_with_old_extents(const TickLog& log, uint64_t since, uint64_t end,
                                 uint64_t old_before) {
   std::unordered_set<uint64_t> extents;
@@ -88,7 +90,6 @@ std::optional<PeriodPlace> last_segment(const TickLog& log) {
   return PeriodPlace{begin, marks.back() - begin};
 }
 
-// z[p] tells how many of the newest identities, counted backwards, equal those p ticks before them.
 std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64_t end,
                                       uint64_t old_before) {
   std::vector<PeriodPlace> places;
@@ -98,6 +99,8 @@ std::vector<PeriodPlace> find_repeats(const TickLog& log, uint64_t since, uint64
   std::vector<uint64_t> identities = log.identities(begin, end, old_before);
   std::ranges::reverse(identities);
   const uint64_t with_old_extents = ticks_with_old_extents(log, begin, end, old_before);
+  // z[p] tells how many of the newest identities, counted backwards, equal those p ticks before
+  // them.
   std::vector<uint64_t> z(count, 0);
   uint64_t left = 0;
   uint64_t right = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Searches a log of ticks for periods. With step marks a period reaches from mark to mark, over
-// as few steps as repeat (two where two optimizers take turns); before anything has repeated it is
-// the last step. Without marks (inference, hand-written updates) it is the shortest repetition at
-// the end of the log that is worth planning for. There the extents tell a repetition from layers
-// that only look alike, which use different parameters.
+// Functions that search a log of ticks for periods. With step marks a period reaches from mark to
+// mark, over as few steps as repeat (two where two optimizers take turns); before anything has
+// repeated it is the last step. Without marks (inference, hand-written updates) it is the shortest
+// repetition at the end of the log that is worth planning for. There the extents tell a repetition
+// from layers that only look alike, which use different parameters.
 //
 // Pure functions of the log.
 #pragma once
@@ -22,7 +22,7 @@ namespace tencache {
 /// number of steps repeats there.
 std::optional<PeriodPlace> find_marked_period(const TickLog& log);
 
-/// What lies between the last two marks; nullopt when there are no two, or nothing lies there.
+/// What lies between the last two marks. Nullopt when there are no two, or nothing lies there.
 std::optional<PeriodPlace> last_segment(const TickLog& log);
 
 /// The repetitions that end at `end`, shortest first, not reaching back before `since`. Each place

@@ -53,7 +53,7 @@ struct Machine {
   double write_work_ns_per_byte = 0;
   double drop_work_ns_per_byte = 0;  // for everything that leaves, written or not
   // Where a disk lies below the tier that the device writes to: the size of that tier, the part of
-  // it that is kept free, and the disk. 0: that tier holds everything.
+  // it that is kept free, and the speed of the disk. A size of 0: that tier holds everything.
   uint64_t host_bytes = 0;
   uint64_t host_headroom_bytes = 0;
   double disk_read_bytes_per_s = 0;

@@ -181,7 +181,7 @@ class Search {
   }
 
   // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
-  // helped, a plan for the time that it really takes is better.
+  // helped, a plan for the time that the program really takes is better.
   void search_with_waits(WriteCharge charge) {
     if (!may_improve()) return;
     const BinTimeline timeline(trace_, best_.simulation.stall_ns);

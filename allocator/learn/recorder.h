@@ -95,7 +95,7 @@ class alignas(64) EventRing {
   const uint32_t thread_index_;
   const EventRing* const older_;
   std::unique_ptr<uint64_t[], FreeDeleter> words_;
-  // Written by the ring's thread.
+  // Only the ring's thread writes the two counts.
   std::atomic<uint64_t> count_{0};
   std::atomic<uint64_t> op_count_{0};  // of all threads that had the ring
 };
@@ -116,7 +116,7 @@ class Recorder {
 
   /// The number of an op; the same name always has the same number, from 1.
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
-  /// "" for 0 and unknown numbers.
+  /// Returns "" for 0 and unknown numbers.
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);
 
   /// Notes what the program calls an extent, for those who read a trace; the last name counts.

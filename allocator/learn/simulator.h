@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // simulate: tells what a plan would do. It replays a trace, period after period, on a machine, and
-// makes the plan's moves. At an op it does what the engine does there: wait for fetches, make room,
-// fetch on demand what is missing. It returns time, stalls and traffic of a period, in steady state
-// if it reaches one. It is a pure function: the same arguments always give the same result.
+// makes the plan's moves. At an op it does what the engine does there: it waits for fetches, makes
+// room, and fetches on demand what is missing. It returns time, stalls and traffic of a period, in
+// steady state if it reaches one. It is a pure function: the same arguments always give the same
+// result.
 //
 // learn/device_model.h tells how long ops wait: it plays the device and its link. Where the machine
 // has a disk below host memory, departures and returns wait for the disk, too (learn/host_model.h).
@@ -43,10 +44,10 @@ struct Simulation {
   uint64_t disk_bytes_read = 0;  // below host memory
   uint64_t disk_bytes_written = 0;
   uint64_t over_budget_bytes = 0;  // the most by which the budget was exceeded
-  /// Every tensor ended the period where it began it, as many fetches wait for room as then, and no
-  /// link is further behind.
+  /// Whether every tensor ended the period where it was at its start, as many fetches wait for room
+  /// as then, and no link is further behind.
   bool is_steady = false;
-  std::vector<uint64_t> begin_ns;  // when each op began to compute; since the start of the period
+  std::vector<uint64_t> begin_ns;  // when each op began to compute, since the start of the period
   std::vector<uint64_t> stall_ns;  // how long each op waited before it computed
   /// By op: the most bytes on the device from the end of the op before it to its own end.
   std::vector<uint64_t> used_bytes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ByTick: some values for each tick, in one sequence. TensorsByTick: the tensors that something
-// happens to at each tick, in order. PlanByTick: a plan's moves, laid out by tick. Values that
-// never change. Threads: any.
+// happens to at each tick, in order. PlanByTick: a plan's moves, laid out by tick. None of the
+// three ever changes. Threads: any.
 #pragma once
 
 #include <algorithm>
@@ -69,9 +69,10 @@ struct PlanByTick {
     fetches_at = TensorsByTick(tick_count, fetches);
   }
 
-  /// Tensors that leave after the same tick do so in the plan's order.
+  /// The tensors that leave after each tick. Those of one tick leave in the plan's order.
   TensorsByTick evictions_after;
-  /// Among the fetches that may start at the same tick, the one that is needed first goes first.
+  /// The tensors whose fetches may start at each tick. Of those of one tick, the tensor that is
+  /// needed first goes first.
   TensorsByTick fetches_at;
 };
 

@@ -48,8 +48,9 @@ struct Trace {
   uint64_t fixed_bytes = 0;  // on the device all the time: what cannot leave
 
   Tick tick_count() const { return static_cast<Tick>(ops.size()); }
-  /// How many ticks it is from one to another, which is in the next repetition if `to` < `from`; 0
-  /// from a tick to itself. Either may be the end, tick_count(), which is tick 0 of the next one.
+  /// How many ticks it is from one to another, which is in the next repetition if `to` < `from`.
+  /// From a tick to itself it is 0. Either may be the end, tick_count(), which is tick 0 of the
+  /// next repetition.
   Tick ticks_from(Tick from, Tick to) const { return (to + tick_count() - from) % tick_count(); }
   uint64_t compute_ns() const;
 

@@ -7,7 +7,7 @@
 // the use that the rule looks at, its next or its last one. The victim is the first tensor met from
 // the present tick on, backwards in time for next uses, forwards for last uses. So nothing has to
 // be moved while ticks pass. Tensors without such a use stand beside the sequence and go first. The
-// sequence itself, UsesByTick, never changes. Threads: any.
+// sequence itself, UsesByTick, never changes, so any thread may read it.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class UsesByTick {
   std::optional<uint32_t> first_of(const NumberSet& occupied, Tick now) const;
 
  private:
-  // Last uses are met from the start of the sequence on, next uses from its end; the lowest number
-  // of a tick must be met first.
+  // Whether numbers ascend within a tick. Last uses are met from the start of the sequence on, next
+  // uses from its end, and the lowest number of a tick must be met first.
   const bool is_ascending_;
   const uint32_t tensor_count_;
   TensorsByTick row_;  // the tensor of each use

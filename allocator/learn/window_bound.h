@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// longest_windows: how long consecutive windows of a period take under any schedule. A window is a
-// sequence of ticks. It lasts from the end of the op before its first tick to the end of its last
-// op. What it names and what it writes decide how many bytes must pass each link in it (bound.h has
-// the proof). Windows that follow each other do not overlap, so their times add up, and the longest
-// sequence of them is found by dynamic programming over at most kBordersMax borders.
+// longest_windows: how long consecutive windows of a period take at least, under any schedule. A
+// window is a sequence of ticks. It lasts from the end of the op before its first tick to the end
+// of its last op. What it names and what it writes decide how many bytes must pass each link in it
+// (bound.h has the proof). Windows that follow each other do not overlap, so their times add up,
+// and the longest sequence of them is found by dynamic programming over at most kBordersMax
+// borders.
 //
 // The windows go from one tick of the period round to the same tick of the next period; none
 // reaches across that place.

@@ -106,7 +106,7 @@ class CpuHeap final : public Heap {
   /// Books pages that the program wrote to a cold extent without an op: this many bytes now. They
   /// are private pages on top of the slot (Note [Cold mapping] in platform/address_arena.h), so
   /// they count in the budget. Where they are more than before, returns by how many bytes the
-  /// budget is exceeded then, to be counted when nobody waits for the extent; otherwise 0.
+  /// budget is exceeded then, to be counted when nobody waits for the extent. Otherwise returns 0.
   /// REQUIRES: the caller has claimed the extent.
   uint64_t note_unannounced(Extent* extent, uint64_t bytes);
   /// Call when the extent is about to become resident. REQUIRES: the caller has claimed it.

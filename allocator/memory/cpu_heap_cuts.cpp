@@ -101,8 +101,8 @@ void CpuHeap::list_in_runs() {
   runs_until_ = retire_count_.load(std::memory_order_relaxed);
 }
 
-// The place to cut in a run: in what other cuts have left, so that extents of sizes in use stay
-// whole; else at the front.
+// The place to cut in a run. It is in what other cuts have left, so that extents of sizes in use
+// stay whole, or else at the front.
 char* CpuHeap::place_to_cut(std::span<const char> run, uint64_t bytes) const {
   Extent* const front = table_.find(run.data());
   const Extent* extent = front;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CpuHeap's small blocks that can leave. Blocks of malloc stay resident, which costs little as long
-// as they are few. Where there is a disk and they take more than a share of the budget, further
-// ones are cut from slabs (memory/slabs.h), except the smallest. Blocks too large for a slab become
-// extents of their own, as if the threshold were lower.
+// CpuHeap's slabs: how small blocks can leave. Blocks of malloc stay resident, which costs little
+// as long as they are few. Where there is a disk and they take more than a share of the budget,
+// further ones are cut from slabs (memory/slabs.h), except the smallest. Blocks too large for a
+// slab become extents of their own, as if the threshold were lower.
 #include "memory/cpu_heap.h"
 
 namespace tencache {

@@ -59,15 +59,16 @@ enum class Retired : uint8_t {
 
 class Extent : public ExtentWord {
  public:
-  // Constant while the extent is not Vacant; the backend's heap writes them.
+  // The backend's heap writes these four. `address` and `bytes` are constant while the extent is
+  // not Vacant.
   char* address = nullptr;
   uint64_t bytes = 0;                        // multiple of kPageBytes
   std::atomic<uint64_t> id{0};               // a new one for every allocation; read by anyone
   std::atomic<uint64_t> requested_bytes{0};  // written with the id; read by anyone
 
   /// When an op last used it, or a plan wanted it back, as a timestamp() (base/clock.h). Any thread
-  /// that pins, unpins or requests it writes this. It decides which victims leave first, and tells
-  /// an eviction whether the extent was used since the claim.
+  /// that pins, unpins or requests the extent writes this time. The time decides which victims
+  /// leave first, and tells an eviction whether the extent was used since the claim.
   std::atomic<uint64_t> last_use_at{0};
 
   /// The streams whose queued work may use it. The set grows while the extent is in use; see
@@ -78,7 +79,7 @@ class Extent : public ExtentWord {
   Slot slot;
   ContentHash slot_hash;
   std::atomic<bool> has_copy_below{false};  // anyone may read it, as a guess
-  // On the cpu: pages that the program wrote while it is cold (memory/cpu_heap.h).
+  // On the cpu: pages that the program wrote while the extent is cold (memory/cpu_heap.h).
   std::atomic<uint64_t> unannounced_bytes{0};
   uint32_t mapping_count = 1;  // on the cpu: kernel mappings of its pages; owned like the copy
   // On the cpu: pages behind its end, up to a granule (memory/cpu_heap_cuts.cpp). Whoever is busy
@@ -92,10 +93,10 @@ class Extent : public ExtentWord {
   std::atomic<bool> is_written_unannounced{false};
   std::atomic<bool> is_file_mapped{false};
 
-  /// On the cpu: blocks are cut from it (memory/slabs.h). The flag does not change while a block is
-  /// used.
+  /// On the cpu: whether blocks are cut from it (memory/slabs.h). The flag does not change while a
+  /// block is used.
   std::atomic<bool> is_slab{false};
-  /// On the cpu: the thread that allocated it, as pthread_self() tells; read as a guess.
+  /// On the cpu: the thread that allocated it, as pthread_self() tells. Readers take it as a guess.
   std::atomic<uint64_t> allocated_by{0};
 
   // Links of the lists of cached extents in CpuHeap or CudaHeap, guarded by that heap's mutex_.

@@ -126,7 +126,7 @@ bool Heap::await_room(const WantedRoom& wanted, Status* reason) {
   return has_room;
 }
 
-// The rungs:
+// Climbs the ladder to reserve room. Its rungs are:
 //   1. Drop cached memory that is idle or of the asking streams.
 //   2. Evict, but not in strict mode.
 //   3. Drop all cached memory.

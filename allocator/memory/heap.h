@@ -58,7 +58,7 @@ class RoomMaker {
   /// The op this thread is in, for messages; "" when unknown.
   virtual std::string current_op() const = 0;
   /// The heap calls these before and after the calling thread makes or waits for room that work in
-  /// `streams` will fill. A wait within another one belongs to it.
+  /// `streams` will fill. A wait within another one belongs to the outer one.
   virtual void begin_wait(StreamSet streams) = 0;
   virtual void end_wait() = 0;
   /// Whether tensors may leave by now.
@@ -133,7 +133,7 @@ class Heap {
 
   /// Climbs the ladder (climb() in memory/heap.cpp) to reserve room on the device tier, which work
   /// in `streams` will fill. kOutOfMemory where a rung refuses; the last one goes over the budget.
-  /// From the point where idle cached extents do not suffice, it counts as a wait.
+  /// From the point where idle cached extents do not suffice, the call counts as a wait.
   Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
   /// Reserves room likewise for what cannot be refused (a fetch): the heap goes over the budget
   /// instead, and counts that. The wait is part of the fetch's, which the caller counts. The caller
@@ -157,8 +157,9 @@ class Heap {
   /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
   /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
   Status admit(std::span<Extent* const> extents);
-  /// Between the two calls, the calling thread is in such an op: no heap refuses it memory because
-  /// of the disk. The heap goes over the budget instead, and the debt is paid later. Such ops nest.
+  /// Between the two calls, the calling thread is in an op that may not stop halfway: no heap
+  /// refuses it memory because of the disk. The heap goes over the budget instead, and the debt is
+  /// paid later. Such ops nest.
   static void begin_whole_op();
   static void end_whole_op();
 
@@ -273,8 +274,8 @@ class Heap {
   std::atomic<bool> is_passive_{false};
   std::atomic<bool> is_bounded_{false};
   std::atomic<bool> is_in_debt_{false};
-  // The largest excess that a warning has named; the largest possible one once a debt has been
-  // warned of.
+  // The largest excess that a warning has named. Once a debt has been warned of, it is the largest
+  // possible one.
   std::atomic<uint64_t> warned_excess_bytes_{0};
   std::atomic<bool> warned_debt_{false};
 };

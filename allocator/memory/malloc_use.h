@@ -23,8 +23,8 @@ class MallocUse {
  public:
   explicit MallocUse(Budget& budget) : budget_(budget) {}
 
-  /// Counts a block in. Returns how many bytes the caller must reserve in the budget and confirm();
-  /// mostly none.
+  /// Counts a block in. Returns how many bytes the caller must reserve in the budget and confirm(),
+  /// which is mostly none.
   uint64_t add(uint64_t bytes) {
     const uint64_t used = used_.fetch_add(bytes) + bytes;
     const uint64_t reserved = reserved_.load();

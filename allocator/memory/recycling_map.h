@@ -26,7 +26,7 @@ class RecyclingMap : private std::map<Key, Value> {
   using typename Map::iterator;
 
   /// The value of the key's entry, which is made if there is none. A new entry may have the value
-  /// that the entry had which was erased last.
+  /// of the entry that was erased last.
   Value& operator[](const Key& key) {
     const iterator next = lower_bound(key);
     if (next != end() && !(key < next->first)) return next->second;

@@ -23,13 +23,13 @@ namespace {
 
 constexpr std::string_view kKernelsOwn = "Name:\tiou-";
 constexpr std::string_view kBlocked = "\nSigBlk:\t";
-// glibc's own, below SIGRTMIN.
+// A signal of glibc's own, below SIGRTMIN.
 constexpr int kInternalSignal = 32;
 constexpr int kLooksMax = 50;
 // The sanitizer has a thread of its own, which writes to no tensor. It blocks all but SIGSYS.
 constexpr uint64_t kOfThreadSanitizer = 0xfffffffe3ffbfeff;
 
-/// The text of a thread's status, which has its name first; empty when the thread has ended.
+/// The text of a thread's status, which has its name first. Empty when the thread has ended.
 std::string_view read_status(const std::string& path, std::span<char> buffer) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_valid()) return {};
@@ -41,8 +41,9 @@ std::string_view read_status(const std::string& path, std::span<char> buffer) {
 
 enum class Answer : uint8_t { kNo, kYes, kForAMoment };
 
-// glibc blocks everything while a thread begins or ends, and so does the kernel for a thread of its
-// own that has no name yet. Such a mask holds a signal that pthread_sigmask() never blocks.
+// Whether the thread with this status blocks the signal. glibc blocks everything while a thread
+// begins or ends, and so does the kernel for a thread of its own that has no name yet. Such a mask
+// holds a signal that pthread_sigmask() never blocks.
 Answer blocks(std::string_view status, int signal_number) {
   if (status.starts_with(kKernelsOwn)) return Answer::kNo;
   const size_t begin = status.find(kBlocked);

@@ -25,13 +25,14 @@ namespace tencache {
 /// The signals that have a chain.
 enum class FaultSignal : uint8_t { kSegmentation, kBus };
 
-/// Looks at a signal first; true: it is done, and the instruction runs again. Runs in a signal
-/// handler. It may change errno.
+/// Looks at a signal first. True if the signal is done: then the instruction runs again. The filter
+/// runs in a signal handler and may change errno.
 using FaultFilter = bool (*)(const siginfo_t& info);
 
 class FaultChain {
  public:
-  /// Puts ours in front if it is not there: one system call if it is. Each signal has one filter.
+  /// Puts ours in front if it is not there. Costs one system call if it is. Each signal has one
+  /// filter.
   static Status ensure_in_front(FaultSignal signal, FaultFilter filter);
 };
 

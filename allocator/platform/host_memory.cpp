@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Maps memory and touches it with several threads. Each thread takes the next piece until none is
-// left, so a slow thread delays the whole by one piece at most.
+// HostMemory: mapped memory that several threads touch. Each thread takes the next piece until none
+// is left, so a slow thread delays the whole by one piece at most.
 #include "platform/host_memory.h"
 
 #include <sched.h>

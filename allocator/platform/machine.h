@@ -46,7 +46,7 @@ DefaultBudget default_device_budget(const MachineMemory& memory);
 /// little would be left to be of use.
 DefaultBudget default_host_budget(const MachineMemory& memory);
 
-/// The addresses that the limit on virtual memory (ulimit -v) leaves to this process; nullopt where
+/// The addresses that the limit on virtual memory (ulimit -v) leaves to this process. Nullopt where
 /// there is no limit.
 std::optional<uint64_t> address_bytes_left();
 

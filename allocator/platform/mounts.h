@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What /proc/self/mountinfo tells of mounts. An overlay stands for several file systems and names
-// only itself, so its mount options tell where files are written. It keeps no state. Threads: any.
+// only itself, so its mount options tell where files are written. The functions keep no state.
+// Threads: any.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +18,7 @@ namespace tencache {
 /// of /proc/self/mountinfo. Nullopt where no such overlay is listed, or where it is read-only.
 std::optional<std::string> overlay_upper_directory(std::string_view mounts, dev_t device);
 
-/// The text of /proc/self/mountinfo; empty where it cannot be read.
+/// The text of /proc/self/mountinfo. Empty where it cannot be read.
 std::string read_mounts();
 
 }  // namespace tencache

@@ -3,7 +3,8 @@
 // NUMA by plain system calls and /sys: the processors of a node, the node of memory, the processors
 // of a thread. Containers refuse some of this, and some kernels report no nodes (gVisor), so every
 // function returns a Status that says why, and its callers do without. libnuma is not used, because
-// it reports placement as available where seccomp refuses it. It keeps no state. Threads: any.
+// it reports placement as available where seccomp refuses it. The functions keep no state.
+// Threads: any.
 #pragma once
 
 #include <sched.h>
@@ -15,13 +16,13 @@
 
 namespace tencache {
 
-/// Parses a list of processors as /sys writes it, "0-3,8" or nothing; kInvalidArgument for anything
+/// Parses a list of processors as /sys writes it, "0-3,8" or nothing. kInvalidArgument for anything
 /// else and for numbers that a cpu_set_t cannot hold.
 Result<cpu_set_t> parse_processor_list(std::string_view text);
 
 /// The processors of a node on which the calling thread may run. kUnavailable when the kernel
-/// reports no such node, or when this thread may use none of its processors; else an error of the
-/// list or of the kernel.
+/// reports no such node, or when this thread may use none of its processors. Other errors are those
+/// of the list or of the kernel.
 Result<cpu_set_t> processors_of_node(int node);
 
 /// Lets the calling thread run on these processors alone.

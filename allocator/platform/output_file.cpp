@@ -134,7 +134,7 @@ int named_descriptor(std::string_view path) {
   return -1;
 }
 
-/// A file that is mounted by itself, as containers do, cannot be renamed over.
+/// Whether a file is mounted by itself, as containers do it. Such a file cannot be renamed over.
 bool is_mount_point(const char* path) {
   struct statx attributes = {};
   return statx(AT_FDCWD, path, AT_SYMLINK_NOFOLLOW, 0, &attributes) == 0 &&
@@ -197,8 +197,8 @@ int write_through(const std::string& path, const Target& target,
   return error_number;
 }
 
-/// In a sticky folder, such as /tmp, only the owner of a file or of the folder may replace the
-/// file.
+/// Whether a sticky folder, such as /tmp, protects the file from this user: only the owner of the
+/// file or of the folder may replace it.
 bool is_protected(const std::string& folder, const struct stat& file) {
   struct stat attributes = {};
   if (file.st_mode == 0 || stat(folder.c_str(), &attributes) != 0) return false;
@@ -212,7 +212,7 @@ bool is_socket(const std::string& path) {
   return stat(path.c_str(), &end) == 0 && S_ISSOCK(end.st_mode);
 }
 
-/// Why a file cannot be replaced, or made, in this folder; empty if the errno's own text says it.
+/// Why a file cannot be replaced, or made, in this folder. Empty if the errno's own text says it.
 std::string folder_reason(int error_number, const std::string& folder, const struct stat& file) {
   const std::string name = "the directory " + shown(folder);
   if (error_number == ENOENT) return name + " does not exist";

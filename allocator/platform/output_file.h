@@ -17,7 +17,7 @@
 //   - /dev/stdout, /dev/stderr, /dev/fd/N and /proc/self/fd/N are the open descriptor itself, and
 //     the text goes where its next output would go. To open such a name would begin a redirected
 //     file anew, and fails for a socket.
-// The umask decides who may read a new file. It keeps no state. Threads: any.
+// The umask decides who may read a new file. The functions keep no state. Threads: any.
 #pragma once
 
 #include <sys/types.h>
@@ -66,9 +66,9 @@ Status try_output_file(const std::string& path);
 /// to the same one, and none adds a suffix to the name.
 bool is_shared_output(const std::string& path);
 
-/// Whether what is written under one name would take the place of what has the other: after all
-/// links they are one path. No device or pipe is replaced. A link that leads nowhere yet counts
-/// only once try_output_file() has made its file.
+/// Whether what is written under one name would take the place of what stands under the
+/// other: after all links they are one path. No device or pipe is replaced. A link that leads
+/// nowhere yet counts only once try_output_file() has made its file.
 bool is_same_output(const std::string& one, const std::string& other);
 
 }  // namespace tencache

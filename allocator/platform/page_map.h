@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PageMap: reads /proc/self/pagemap to learn which pages of a cold extent were touched although no
-// gate announced it. In a private file mapping, a page that is present (bit 63) or swapped (bit 62)
-// was written if it does not belong to the file (bit 61 clear), and read if it does. These bits are
-// readable without privileges. There is one open file; any thread may scan (pread).
+// PageMap: a reader of /proc/self/pagemap. It learns which pages of a cold extent were touched
+// although no gate announced it. In a private file mapping, a page that is present (bit 63) or
+// swapped (bit 62) was written if it does not belong to the file (bit 61 clear), and read if it
+// does. These bits are readable without privileges. There is one open file; any thread may scan
+// (pread).
 #pragma once
 
 #include <cstdint>

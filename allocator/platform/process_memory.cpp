@@ -23,7 +23,8 @@ Result<std::unique_ptr<ProcessMemory>> ProcessMemory::open() {
 
 ProcessMemory::ProcessMemory(KeptFd file) : file_(std::move(file)) {}
 
-// The line begins with the pages of addresses, of all memory, and of files and shared memory.
+// Reads /proc/self/statm. Its line begins with the pages of addresses, of all memory, and of files
+// and shared memory.
 uint64_t ProcessMemory::anonymous_bytes() const {
   std::array<char, 128> line;
   const ssize_t got = pread(file_.get(), line.data(), line.size() - 1, 0);

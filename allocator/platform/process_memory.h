@@ -18,7 +18,7 @@ class ProcessMemory {
  public:
   static Result<std::unique_ptr<ProcessMemory>> open();
 
-  /// 0 where it cannot be read, or where the program has closed the file.
+  /// Returns 0 where the figure cannot be read, or where the program has closed the file.
   uint64_t anonymous_bytes() const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamSet: a set of the streams of one GPU. Each of the first 63 has a bit, all later ones share
-// the last. The cuda backend numbers them; the cpu backend, whose ops have ended when they return,
-// has none.
+// StreamSet: a set of the streams of one GPU. Each of the first 63 has a bit of its own; all later
+// ones share the last bit. The cuda backend numbers the streams; the cpu backend, whose ops have
+// ended when they return, has none.
 #pragma once
 
 #include <cstdint>

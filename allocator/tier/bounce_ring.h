@@ -9,7 +9,7 @@
 // from small ones (5 against 2 GB/s on a virtual NVMe), because a request is then one piece of
 // physical memory and not 256. The pages appear as buffers are used, so small transfers need
 // little. A forked child does not inherit the pages: it runs no transfer, and the kernel would have
-// to copy pinned pages at the fork itself. Threads: as the channel's.
+// to copy pinned pages at the fork itself. Threads: those of the channel.
 #pragma once
 
 #include <algorithm>

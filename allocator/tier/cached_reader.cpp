@@ -66,7 +66,7 @@ Status CachedReader::read(uint64_t offset, std::span<char> memory) const {
       mmap(nullptr, memory.size(), PROT_READ, MAP_PRIVATE, fd_, static_cast<off_t>(offset));
   const bool is_mapped = mapping != MAP_FAILED;
   int error_number = is_mapped ? 0 : errno;
-  // The mapping may be of another file, which got the number since the look.
+  // The mapping may be of another file, which got the number after the check above.
   const bool is_ours = identity_.is_of(fd_);
   if (is_mapped) {
     if (is_ours) error_number = copy_from_mapping(mapping, memory);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CachedReader: reads the spill file through the page cache, and so sees the very bytes that a cold
-// mapping shows (Note [Cold mapping] in platform/address_arena.h). A page that the disk does not
-// give is an error, and no SIGBUS (but where a sandbox forbids process_vm_readv()). The reader
-// works in a forked child, too, as long as the child has the descriptor: it makes sure that the
-// descriptor still is the spill file's.
+// CachedReader: a reader of the spill file through the page cache. So it sees the very bytes that a
+// cold mapping shows (Note [Cold mapping] in platform/address_arena.h). A page that the disk does
+// not give is an error, and no SIGBUS (but where a sandbox forbids process_vm_readv()). The reader
+// works in a forked child, too, as long as the child has the descriptor: the reader makes sure that
+// the descriptor still is the spill file's.
 //
 // Threads: any; constant after construction.
 #pragma once
@@ -22,8 +22,9 @@ class CachedReader {
   /// The reader does not own the descriptor.
   explicit CachedReader(int fd) : fd_(fd), identity_(FileIdentity::of(fd)) {}
 
-  /// Fills `memory` from the offset, a multiple of the page size. kUnavailable where the descriptor
-  /// is not the file's any more, and only there; kIoError where the bytes cannot be read.
+  /// Fills `memory` from the offset, a multiple of the page size. Returns kUnavailable where the
+  /// descriptor is not the file's any more, and only there. Returns kIoError where the bytes cannot
+  /// be read.
   Status read(uint64_t offset, std::span<char> memory) const;
 
  private:

@@ -15,8 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 
-// Neither compiler defines __AVX2__ reliably inside its pragma, so this selects it by hand; 2 is
-// XXH_AVX2.
+// Neither compiler defines __AVX2__ reliably inside its pragma, so this line selects the kernel by
+// hand; 2 is XXH_AVX2.
 #define XXH_VECTOR 2
 
 #if defined(__clang__)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The second of the two ways to compute XXH3, which are compiled from one header for different
-// instruction sets; their results are equal in every bit. content_hash.cpp has the first, and picks
-// one when the first hash is computed. Internal. The caller holds all state. Threads: any.
+// instruction sets; their results are equal in every bit. content_hash.cpp has the first way, and
+// picks one of the two when the first hash is computed. This header is internal. The caller holds
+// all state. Threads: any.
 #pragma once
 
 #include <cstddef>

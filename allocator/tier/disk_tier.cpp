@@ -60,7 +60,7 @@ int extend_file(int fd, uint64_t file_bytes, uint64_t grown_bytes) {
     error_number = result == 0 ? 0 : errno;
   }
   if (!lacks_fallocate(error_number)) return error_number;
-  // Then the file only gets its length, and a full disk shows in the write after all.
+  // Without fallocate the file only gets its length, and a full disk shows in the write after all.
   return ftruncate(fd, static_cast<off_t>(file_bytes + grown_bytes)) == 0 ? 0 : errno;
 }
 
@@ -138,7 +138,8 @@ Result<Slot> DiskTier::take_or_grow(uint64_t bytes, Status* failure) {
 Result<Slot> DiskTier::grow_and_take(uint64_t bytes, Status* failure) {
   require_own_file();
   MutexLock grow_lock(grow_mutex_);
-  // Other threads may take the free space at the end of the file while it grows; then try again.
+  // Other threads may take the free space at the end of the file while it grows; then this thread
+  // tries again.
   for (;;) {
     const uint64_t file_bytes = this->file_bytes();  // changes only with grow_mutex_ held
     const Quota quota = quota_of(file_bytes);
@@ -194,8 +195,8 @@ Status DiskTier::grow_file(uint64_t file_bytes, uint64_t wanted_bytes, uint64_t 
   return status;
 }
 
-// File systems keep the blocks that they found before the disk was full, and some the length as
-// well.
+// Cuts the file to this size after a failed growth: file systems keep the blocks that they found
+// before the disk was full, and some keep the length as well.
 void DiskTier::give_back_beyond(uint64_t file_bytes) const {
   require_own_file();
   if (ftruncate(file_.get(), static_cast<off_t>(file_bytes)) != 0) {

@@ -9,8 +9,8 @@
 // system allows it. On the cpu backend they are mapped MAP_PRIVATE over cold extents: a mapped slot
 // must not be rewritten. After fork() a child maps every slot that was in use. Those slots are
 // frozen: they are never rewritten, and a released one is reused only after all children of that
-// fork are gone. Each child inherits the mapping of a token that tells (Note [Fork epochs] in
-// fork_epochs.cpp).
+// fork are gone. Each child inherits the mapping of a token, which tells whether one of them lives
+// (Note [Fork epochs] in fork_epochs.cpp).
 //
 // Before the file grows, and before and after it is read, written or mapped by the descriptor's
 // number (before alone where cuFile reads it), whoever does so checks whether the number still
@@ -18,7 +18,7 @@
 // error instead. A page of the file stays mapped, so that no file of the program's can pass for it.
 //
 // The disk may take nothing for a while: it is full, fails, or has become read-only. is_failing()
-// tells, from the first write or growth that fails until a write succeeds. The tier itself never
+// says so from the first write or growth that fails until a write succeeds. The tier itself never
 // waits; engine/plan/disk_patience.h does.
 //
 // Threads: every method may be called from any thread. mutex_ is held only for bookkeeping, never
@@ -47,7 +47,7 @@
 
 namespace tencache {
 
-/// A place in the spill file. Trivially copyable; its holder owns it.
+/// A place in the spill file. It is trivially copyable, and its holder owns the place.
 struct Slot {
   uint64_t offset = 0;
   uint64_t bytes = 0;  // multiple of kIoAlignment; 0 = no slot
@@ -84,12 +84,13 @@ struct DiskProbe {
 /// Checks a directory for use: it exists, is a directory, is writable, is owned by the user or
 /// sticky, is not in memory (such as tmpfs), has room, and its files can be mapped, written and
 /// read. Each failure names path, reason and remedy (--spill-dir). Most are kInvalidArgument or
-/// kNoSpace; kUnavailable where a file cannot be mapped; where a first write fails, the code of its
-/// errno.
+/// kNoSpace. Where a file cannot be mapped, the failure is kUnavailable; where a first write fails,
+/// the failure has the code of its errno.
 Result<DiskProbe> probe_directory(const std::string& directory);
 
-/// The first directory that probe_directory accepts among $TMPDIR, $XDG_CACHE_HOME or ~/.cache,
-/// /var/tmp, the working directory; kUnavailable with all that were tried and why each was refused.
+/// Returns the first directory that probe_directory accepts among $TMPDIR, $XDG_CACHE_HOME or
+/// ~/.cache, /var/tmp, the working directory. If it accepts none, returns kUnavailable with all
+/// that were tried and why each was refused.
 Result<DiskProbe> find_spill_directory();
 
 class DiskTier {
@@ -97,9 +98,9 @@ class DiskTier {
   static Result<std::unique_ptr<DiskTier>> open(const DiskTierConfig& config);
   ~DiskTier();
 
-  /// Takes a slot of `bytes` (rounded up to kIoAlignment). kNoSpace when the quota or the file
-  /// system is exhausted; the message says which, the size of the request, and what would help. Any
-  /// other error of growing the file has the code of its errno.
+  /// Takes a slot of `bytes` (rounded up to kIoAlignment). Returns kNoSpace when the quota or the
+  /// file system is exhausted; the message says which, the size of the request, and what would
+  /// help. Any other error of growing the file has the code of its errno.
   Result<Slot> allocate(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Does what allocate() does, for bytes that need not be on the disk yet: a refusal is no failure
   /// of the disk.

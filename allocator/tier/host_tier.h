@@ -23,10 +23,11 @@
 // into chunk_bytes, or one larger block. Training allocates few sizes many times, so chunks are
 // full, and the hole that a block leaves fits the next block of its size. A measurement took the
 // sizes of a 7 B model and its optimizer (65 GiB), which all leave and come back in changing
-// orders: chunks of up to 1 GiB leave 3.5-4 % unused, these 0-0.7 %. Where even the mixture of
-// sizes changes at random, they leave 7.5 and 5.4-7 %. A chunk costs one registration and some
-// milliseconds, and nothing is pinned before it is needed. Where the budget or the machine has no
-// room for another chunk, free ones, which are too small then, are unmapped in its place.
+// orders: chunks of up to 1 GiB leave 3.5-4 % unused, and these leave 0-0.7 %. Where even the
+// mixture of sizes changes at random, the larger ones leave 7.5 % and these leave 5.4-7 %. A chunk
+// costs one registration and some milliseconds, and nothing is pinned before it is needed. Where
+// the budget or the machine has no room for another chunk, free ones, which are too small then, are
+// unmapped in its place.
 //
 // Threads: every method may be called from any thread. mutex_ is held for bookkeeping only.
 // grow_mutex_ alone serialises growing, which can take seconds and may unpin free chunks; a thread
@@ -55,7 +56,7 @@
 
 namespace tencache {
 
-/// A place in host memory. Trivially copyable; its holder owns it.
+/// A place in host memory. It is trivially copyable, and its holder owns the place.
 struct HostBlock {
   static constexpr uint64_t kBeyondBudget = ~uint64_t{0};
 
@@ -99,7 +100,7 @@ struct HostTierStats {
 
 class HostTier {
  public:
-  /// kInvalidArgument for a budget that holds nothing. Maps nothing yet.
+  /// Returns kInvalidArgument for a budget that holds nothing. Maps nothing yet.
   static Result<std::unique_ptr<HostTier>> create(HostTierConfig config);
   /// Gives all memory back. It is not for process exit, where the driver may be gone. REQUIRES: no
   /// copy from or to a block is under way.
@@ -107,10 +108,10 @@ class HostTier {
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  /// Takes a block; its bytes are undefined. kNoSpace when the budget or the machine has no room
-  /// for it, kOutOfMemory when the kernel refuses the memory, kFailedPrecondition in a forked
-  /// child. The message of the first two says the size of the request, why it is refused and what
-  /// would help. After a failure all blocks are as before.
+  /// Takes a block; its bytes are undefined. Returns kNoSpace when the budget or the machine has no
+  /// room for it, kOutOfMemory when the kernel refuses the memory, and kFailedPrecondition in a
+  /// forked child. The message of the first two says the size of the request, why it is refused and
+  /// what would help. After a failure all blocks are as before.
   Result<HostBlock> allocate(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
   /// Takes a block as allocate() does, but only from mapped memory. Returns no block where that has
@@ -121,8 +122,8 @@ class HostTier {
   /// Whether allocate() may map memory for such a block: the budget allows it once free chunks have
   /// gone, and the machine did not refuse memory the last time.
   bool may_grow(uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
-  /// Takes a block beyond the budget. kNoSpace where the machine has no room for it, kOutOfMemory
-  /// when the kernel refuses it, kFailedPrecondition in a forked child.
+  /// Takes a block beyond the budget. Returns kNoSpace where the machine has no room for it,
+  /// kOutOfMemory when the kernel refuses it, and kFailedPrecondition in a forked child.
   Result<HostBlock> allocate_beyond_budget(uint64_t bytes) TENCACHE_EXCLUDES(grow_mutex_, mutex_);
 
   /// Gives a block back. REQUIRES: nothing reads or writes it any more.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// IoChannel: moves segments of memory to and from one file with several requests in flight. Two
-// implementations, io_uring and a pool of threads with pread/pwrite, behave alike; tests put a
+// IoChannel: what moves segments of memory to and from one file, with several requests in flight.
+// Two implementations, io_uring and a pool of threads with pread/pwrite, behave alike; tests put a
 // faulty one in their place. A channel serves one transfer at a time (DiskTier lends channels out).
 // The transfer runs on the calling thread until all is done or a request failed.
 //
@@ -52,13 +52,13 @@ struct IoSegment {
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
-  /// The channel calls this just before the piece is submitted from or to `memory`. A write may
-  /// hash it now, and fills it if its segment has no memory. False cancels the transfer: nothing
-  /// more is submitted, requests in flight are awaited, and transfer() returns ok with `cancelled`
-  /// set.
+  /// The channel calls this just before the piece is submitted from or to `memory`. In a write the
+  /// observer may hash the piece now, and fills it if its segment has no memory. False cancels the
+  /// transfer: nothing more is submitted, requests in flight are awaited, and transfer() returns ok
+  /// with `cancelled` set.
   virtual bool before_submit(size_t segment, uint64_t offset, char* memory, size_t bytes) = 0;
-  /// The channel calls this after the piece and all pieces before it are complete; a read may hash
-  /// it now.
+  /// The channel calls this after the piece and all pieces before it are complete; in a read the
+  /// observer may hash the piece now.
   virtual void after_complete(size_t segment, uint64_t offset, size_t bytes) = 0;
   /// The channel calls this when every segment has been handed out, and again while pieces of them
   /// are in flight. Returns one more segment, with memory, or false when there is none now. So one
@@ -84,14 +84,14 @@ class IoChannel {
   virtual const char* name() const = 0;  // "io_uring" or "threads"
 };
 
-/// A channel over io_uring with `depth` requests in flight; kUnavailable where the kernel or the
-/// container refuses it (EPERM or ENOSYS, say), with the reason. Registers its buffers where the
-/// kernel allows it, unless `registers_buffers` is false.
+/// Makes a channel over io_uring with `depth` requests in flight. Returns kUnavailable, with the
+/// reason, where the kernel or the container refuses it (EPERM or ENOSYS, say). The channel
+/// registers its buffers where the kernel allows it, unless `registers_buffers` is false.
 Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
                                                       bool registers_buffers = true);
 
-/// Registers buffers like those of a channel of this depth, for a moment. Ok, or the reason why
-/// io_uring or the registration is refused.
+/// Registers buffers like those of a channel of this depth, for a moment. Returns ok, or the reason
+/// why io_uring or the registration is refused.
 Status try_registered_buffers(int fd, unsigned depth);
 
 /// A channel over `threads` threads that pread and pwrite. Its threads start at the first transfer.

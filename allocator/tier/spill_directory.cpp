@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Probes what a directory offers to the disk tier, and finds a directory when the user named none.
-// Everything is tried for real: a file is made, written with O_DIRECT and handed to a ring. The
-// file is gone when the function returns. The functions read the environment and keep no state.
+// The probe of what a directory offers to the disk tier, and the search for a directory when the
+// user named none. Everything is tried for real: a file is made, written with O_DIRECT and handed
+// to a ring. The file is gone when the function returns. The functions read the environment and
+// keep no state.
 // Threads: any.
 #include <algorithm>
 #include <cstdlib>

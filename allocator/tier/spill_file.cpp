@@ -80,9 +80,10 @@ FileSystem file_system_of_type(uint64_t magic) {
   return {text, false};
 }
 
-/// Where an overlay writes; invalid where that cannot be seen from here. The kernel gives the sizes
-/// of that file system as those of the overlay, so the sizes tell whether the directory found is
-/// the overlay's, or only has the same name here.
+/// Opens the directory in which an overlay writes. Returns an invalid descriptor where that cannot
+/// be seen from here. The kernel gives the sizes of the directory's file system as those of the
+/// overlay, so the sizes tell whether the directory found is the overlay's, or only has the same
+/// name here.
 UniqueFd open_upper(int fd, const struct statfs& overlay) {
   struct stat attributes = {};
   if (fstat(fd, &attributes) != 0) return {};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the spill file: checks a directory, makes a file in it that nobody else can open and that
-// vanishes with its last descriptor, and finds by trial which kind of I/O the file system allows.
-// Internal to the disk tier and its probe. It keeps no state. Threads: any.
+// The making of the spill file. These functions check a directory, make a file in it that nobody
+// else can open and that vanishes with its last descriptor, and find by trial which kind of I/O the
+// file system allows. They are internal to the disk tier and its probe, and keep no state.
+// Threads: any.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,8 @@ struct StagingRingConfig {
   HostPinner* pinner = nullptr;  // outlives the ring; null = plain memory
 };
 
-/// One buffer of a ring, aligned to a page. Trivially copyable; its holder owns it.
+/// One buffer of a ring, aligned to a page. The struct is trivially copyable, and its holder owns
+/// the buffer.
 struct StagingBuffer {
   char* memory = nullptr;
   uint64_t bytes = 0;
@@ -51,15 +52,15 @@ struct StagingBuffer {
 
 class StagingRing {
  public:
-  /// kOutOfMemory where there is not even plain memory.
+  /// Returns kOutOfMemory where there is not even plain memory.
   static Result<std::unique_ptr<StagingRing>> create(const StagingRingConfig& config);
   /// REQUIRES: every buffer was released.
   ~StagingRing();
   StagingRing(const StagingRing&) = delete;
   StagingRing& operator=(const StagingRing&) = delete;
 
-  /// A free buffer; waits for another thread to release one. A thread that holds all of them would
-  /// wait for itself.
+  /// Returns a free buffer. If there is none, waits for another thread to release one. A thread
+  /// that holds all of them would wait for itself.
   StagingBuffer acquire() TENCACHE_EXCLUDES(mutex_);
   /// A free buffer, or nullopt when none is free now.
   std::optional<StagingBuffer> try_acquire() TENCACHE_EXCLUDES(mutex_);

@@ -11,13 +11,13 @@
 // lie in memory that was registered once. Reads go to fresh pages each time, so there is nothing to
 // register. Writes of the engine come from the bounce ring, which is registered as one buffer. The
 // cost: pages stay pinned (not swapped, not migrated) and count against the user's memlock limit
-// while the channel lives, or while a forked child lives longer, since it has the ring's
-// descriptor. Three rules bound the cost. The ring is registered only after each of its buffers was
-// used, when with huge pages all of it is there anyway. It has at most kWindowPiecesMax pieces. A
-// tier has no more channels with a ring than evictions ran at once (disk_tier.h). Registration is
-// all or nothing: half a ring would take the whole of a small limit from the user's other programs.
-// Where it is refused (memlock, seccomp) the same writes go as plain requests. Registration saves
-// the kernel time for each request; the disk writes no faster for it.
+// while the channel lives, or while a forked child lives longer, since the child has the io_uring's
+// descriptor. Three rules bound the cost. The bounce ring is registered only after each of its
+// buffers was used, when with huge pages all of it is there anyway. It has at most kWindowPiecesMax
+// pieces. A tier has no more channels with a bounce ring than evictions ran at once (disk_tier.h).
+// Registration is all or nothing: half a bounce ring would take the whole of a small limit from the
+// user's other programs. Where it is refused (memlock, seccomp) the same writes go as plain
+// requests. Registration saves the kernel time for each request; the disk writes no faster for it.
 //
 // Note [Descriptors of a ring]: the registered file is a reference of its own, so that a request
 // reaches the spill file whatever became of the descriptor's number. Where registration is refused,
@@ -75,7 +75,7 @@ Status refused(int error_number, const char* call) {
 
 constexpr const char* kRing = "an io_uring";
 
-// liburing 2.2 and newer keep the descriptor twice.
+// Sets the ring's descriptor, which liburing 2.2 and newer keep twice.
 template <typename Ring>
 void set_ring_fd(Ring& ring, int fd) {
   ring.ring_fd = fd;
@@ -86,7 +86,7 @@ size_t window_of(unsigned depth) {
   return std::min(size_t{depth} * kWindowPerDepth, kWindowPiecesMax);
 }
 
-/// Ok, or why the kernel does not pin the ring.
+/// Registers the bounce ring as one buffer. Returns ok, or why the kernel does not pin it.
 Status register_memory(io_uring& ring, const BounceRing& bounce_ring) {
   const iovec memory = {bounce_ring.memory().data(), bounce_ring.memory().size()};
   const int result = io_uring_register_buffers(&ring, &memory, 1);
@@ -173,7 +173,8 @@ Status UringChannel::open_ring() {
   return Status::ok();
 }
 
-// The kernel opens the ring's descriptor close-on-exec, under the lowest number that is free.
+// Keeps the ring's descriptor above the standard ones. The kernel opens it close-on-exec, under the
+// lowest number that is free.
 Status UringChannel::keep_ring_fd() {
   UniqueFd above = above_standard(UniqueFd(ring_.ring_fd));
   const int error_number = errno;

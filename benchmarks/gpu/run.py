@@ -263,7 +263,8 @@ def program(run: Run, part: Part, carried: Path | None) -> str:
         run.command([*configure, *options], 60)
         run.command(["cmake", "--build", BUILD, "--target", Path(target).name], 240)
         path = BUILD / target
-    # Here the program finds the NVRTC that torch brings along; a carried one knows no other.
+    # In these folders the program finds the NVRTC that torch brings along; a carried program knows
+    # no other.
     folders = [*nvidia_folders(), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return run.command([path], 120, LD_LIBRARY_PATH=os.pathsep.join(map(str, folders)))
 

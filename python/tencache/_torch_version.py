@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# shim/layout_refusal.cpp says the same. CMake names system packages that are missing.
+# The command that builds tencache against the installed torch. shim/layout_refusal.cpp says the
+# same. CMake names system packages that are missing.
 REBUILD_COMMAND = (
     "pip install -r requirements/build.txt && "
     "pip install --no-build-isolation --force-reinstall --no-deps ."

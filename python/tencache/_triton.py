@@ -25,7 +25,8 @@ from tencache._import_hooks import when_imported
 from tencache._inductor import READ, WRITE
 from tencache._library import Core, Shim
 
-# The two classes. Inductor launches its kernels itself, without Triton's class.
+# The two classes whose `run` launches kernels. Inductor launches its kernels itself, without
+# Triton's class.
 LAUNCHERS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner"),
     ("triton.runtime.jit", "JITFunction"),

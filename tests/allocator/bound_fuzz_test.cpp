@@ -72,7 +72,8 @@ bool is_schedule(const Simulation& simulation) {
   return simulation.over_budget_bytes == 0 && simulation.is_steady;
 }
 
-// Each move's time is rounded down to whole nanoseconds, perhaps on three links.
+// What rounding may take off: each move's time is rounded down to whole nanoseconds, perhaps on
+// three links.
 uint64_t rounding_ns(const Simulation& simulation) { return 4 * simulation.migrations.size() + 4; }
 
 TEST(BoundFuzzTest, NoPlanIsFaster) {

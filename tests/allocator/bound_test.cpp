@@ -62,8 +62,8 @@ TEST(BoundTest, AnOptimizerStepHasToReadWhatItNames) {
                {0, 0, {{4, false}, {5, false}}}};
   trace.tensors.resize(6, {10, kNoTick, kNoTick});
   EXPECT_NEAR(bound_ns(trace, {30, 1e9, 1e9}), 1040, 1);
-  // Two are allocated there, so they are not read. At most one of the other four is there beside
-  // them, so the long op waits for three.
+  // Two are allocated in the three ops, so they are not read. At most one of the other four is
+  // there beside them, so the long op waits for three.
   trace.tensors[2] = trace.tensors[3] = {10, 2, 2};
   EXPECT_NEAR(bound_ns(trace, {30, 1e9, 1e9}), 1030, 1);
   trace.fixed_bytes = 5;

@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint64_t kBudget = 160 * kMiB;
 
-/// Room is scarce above 70 % of kBudget.
+/// A budget of kBudget, with room scarce above 70 % of it.
 TestEngine::Adjust small_budget() {
   return [](CpuEngineConfig& config) {
     config.budget_bytes = kBudget;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small tensors that fill the budget, with a whole engine: beyond a share of it they lie in slabs,
-// which leave and come back as a whole. While they are few, they stay in malloc.
+// Small tensors that fill the budget, with a whole engine: beyond a share of the budget they lie
+// in slabs, which leave and come back as a whole. While they are few, they stay in malloc.
 #include <gtest/gtest.h>
 
 #include <atomic>

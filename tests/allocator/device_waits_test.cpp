@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DeviceWaits: how long the device waited, which fetches were late for it, and the counts where it
-// cannot tell. The timer is a fake whose device takes as long as the test says. The last test has a
-// gate, which times the waits of the right streams, and counts threads' waits beside them.
+// DeviceWaits: how long the device waited, which fetches were late for it, and the counts where the
+// device cannot tell. The timer is a fake whose device takes as long as the test says. The last
+// test has a gate, which times the waits of the right streams, and counts threads' waits beside
+// them.
 #include "engine/gate/device_waits.h"
 
 #include <gtest/gtest.h>

@@ -33,7 +33,7 @@ std::atomic<uint64_t> g_now_ns{0};
 std::atomic<uint64_t> g_step_ns{0};
 std::atomic<uint64_t> g_looks{0};
 
-/// Moves on by a step at each look.
+/// A clock that moves on by a step at each look.
 uint64_t played_clock() {
   g_looks.fetch_add(1);
   return g_now_ns.fetch_add(g_step_ns.load());

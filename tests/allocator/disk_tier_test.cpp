@@ -394,7 +394,7 @@ TEST_F(FaultyDiskTest, AChannelThatCannotBeMadeIsAnError) {
   const Slot slot = take(*tier, kBytes);
   EXPECT_TRUE(tier->write(segment_of(out_, slot), nullptr).status.is_ok());
 
-  /// Starts a transfer inside a transfer, so that a second channel is needed.
+  /// An observer that starts a transfer inside a transfer, so that a second channel is needed.
   class Nested : public PieceObserver {
    public:
     explicit Nested(std::function<void()> run) : run_(std::move(run)) {}

@@ -24,7 +24,7 @@ uint64_t step_count() {
   return kHasSanitizer ? 10'000 : 50'000;
 }
 
-/// Use may exceed the budget by the counted excess, and no more.
+/// Returns an error text if use has exceeded the budget by more than the counted excess, else "".
 std::string check_budget(TestEngine& engine) {
   const uint64_t limit = engine->budget().limit();
   const uint64_t excess = engine.read(engine.stats().over_budget_peak_bytes);

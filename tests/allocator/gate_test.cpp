@@ -296,7 +296,7 @@ TEST_F(GateTest, RingsOfEndedThreadsAreReused) {
   EXPECT_EQ(threads[0].events.size(), 15u) << "and lose no event";
 }
 
-/// Frees an extent when its thread ends, as a thread-local tensor does.
+/// An object that frees an extent when its thread ends, as a thread-local tensor does.
 struct FreeAtThreadExit {
   ~FreeAtThreadExit() {
     if (engine != nullptr) engine->free(address);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kBytes = 100;
 
-// Tensors of 100 bytes; reading one from disk takes 100 ns, writing one 200.
+// Tensors of 100 bytes; reading one from disk takes 100 ns, and writing one takes 200.
 class HostModelTest : public ::testing::Test {
  protected:
   void start(uint64_t host_bytes, uint64_t headroom_bytes, uint32_t tensors,
@@ -30,7 +30,7 @@ class HostModelTest : public ::testing::Test {
     machine_.disk_write_bytes_per_s = 0.5e9;
     model_.emplace(trace_, machine_, copy_ahead_bytes, &notes_);
   }
-  /// Makes the tensor cold; returns when there was room for it.
+  /// Makes the tensor cold. Returns the time at which there was room for it.
   uint64_t leave(uint32_t tensor, uint64_t now_ns, uint64_t next_use) {
     const uint64_t room_ns = model_->take_room(tensor, now_ns);
     model_->become_cold(tensor, next_use);
@@ -160,8 +160,8 @@ TEST(HostSimulationTest, FetchesWaitForTheDisk) {
   const Simulation without = simulate(trace, plan, roomy);
   EXPECT_EQ(without.disk_bytes_read + without.disk_bytes_written, 0u);
   const Simulation with = simulate(trace, plan, with_host(roomy, 100, 1e9));
-  // Each op waits for the tensor of the previous op to leave, which waits for a write from host
-  // memory; and it waits for its own bytes from disk.
+  // Each op waits for its own bytes from disk, and for the tensor of the previous op to leave. That
+  // tensor waits for a write from host memory.
   EXPECT_GT(with.step_ns, without.step_ns);
   EXPECT_EQ(with.bytes_read, without.bytes_read);
   EXPECT_GT(with.disk_bytes_read, 0u);

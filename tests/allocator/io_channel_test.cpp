@@ -73,7 +73,7 @@ class IoChannelTest : public ::testing::TestWithParam<ChannelKind> {
   std::unique_ptr<IoChannel> channel_;
 };
 
-/// Records its calls, and cancels before the piece with number `cancel_at`.
+/// An observer that records its calls, and cancels before the piece with number `cancel_at`.
 class RecordingObserver : public PieceObserver {
  public:
   struct Event {
@@ -201,7 +201,8 @@ TEST_P(IoChannelTest, RunsAheadByNoMoreThanTheWindow) {
   EXPECT_EQ(observer.outstanding_max, kWindowPiecesMax);
 }
 
-/// Compares each piece with the file's contents at the moment it is reported.
+/// An observer that compares each piece with the file's contents at the moment the piece is
+/// reported.
 class ComparingObserver : public PieceObserver {
  public:
   ComparingObserver(const char* memory, const char* model) : memory_(memory), model_(model) {}
@@ -318,8 +319,8 @@ TEST_P(IoChannelTest, AFileThatMayNotBeWrittenFailsTheWrite) {
   EXPECT_EQ(result.bytes, 0U);
 }
 
-/// Lowers the largest file size while it lives; the kernel then writes less than requested, and
-/// then refuses.
+/// A guard that lowers the largest file size while it lives. The kernel then writes less than
+/// requested, and then refuses.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {

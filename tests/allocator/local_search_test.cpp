@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalSearch: small plans that no change of one move makes better, but changes of several do.
+// LocalSearch: small plans that only changes of several moves at once make better.
 #include "learn/local_search.h"
 
 #include <gtest/gtest.h>

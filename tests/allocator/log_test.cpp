@@ -20,7 +20,8 @@
 namespace tencache {
 namespace {
 
-/// Sends file descriptor 2 to memory while it lives, and restores the level at the end.
+/// A guard that sends file descriptor 2 to memory while it lives, and restores the level at the
+/// end.
 class StderrCapture {
  public:
   StderrCapture()

@@ -28,7 +28,7 @@ namespace {
 constexpr uint64_t kBytes = 4 * kPieceBytes;
 constexpr int kNumbersMax = 1024;
 
-/// The number of our descriptor whose link in /proc ends like this; -1 for none.
+/// The number of our descriptor whose link in /proc ends like this, or -1 for none.
 int find_fd(const std::string& end) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
@@ -122,7 +122,8 @@ const DiskCase kDiskCases[] = {
 
 class LostSpillFileTest : public ::testing::TestWithParam<Choice> {
  protected:
-  /// The process that dies opens the tier, because a process forked later may not use it.
+  /// Opens a tier, loses its file by `lose`, and then uses the tier by `use`. The process that dies
+  /// opens the tier, because a process forked later may not use it.
   void lose_and(const UseOfDisk& use, const std::function<void(int fd)>& lose) {
     DiskTierConfig config;
     config.directory = directory_.path();

@@ -18,7 +18,7 @@
 namespace tencache {
 namespace {
 
-/// Notes what is to leave together.
+/// A mover that notes what is to leave together.
 class PartsMover final : public Mover {
  public:
   PartsMover(Stats& stats, const Budget& budget) : Mover(stats, budget) {}

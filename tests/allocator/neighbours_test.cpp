@@ -157,7 +157,7 @@ TEST_F(NeighbourRowTest, WhereThePlanKnowsNothingIsGuessed) {
   EXPECT_FALSE(neighbours_.is_active()) << "a row begins anew";
 }
 
-/// Half of the tensors fit.
+/// An engine whose budget holds half of the tensors.
 class NeighbourReadsTest : public NeighboursTest {
  protected:
   NeighbourReadsTest() : NeighboursTest(kCount / 2 * kBytes, true) { engine_->evictor().arm(); }
@@ -170,7 +170,7 @@ TEST_F(NeighbourReadsTest, WhatIsReadOnceIsFetchedAhead) {
     for (size_t index = 0; index < kCount; ++index) {
       const GateScope op(engine_, {tensors_[index]}, AccessMode::kRead, number++);
       EXPECT_TRUE(has_pattern(tensors_[index], kBytes, index)) << index;
-      // An op lasts this long, and others can be fetched meanwhile.
+      // An op lasts this long, and other tensors can be fetched meanwhile.
       std::this_thread::sleep_for(std::chrono::microseconds(500));
     }
     return engine_.read(engine_.stats().early_fetches) > kCount / 4;
@@ -180,7 +180,7 @@ TEST_F(NeighbourReadsTest, WhatIsReadOnceIsFetchedAhead) {
   EXPECT_EQ(engine_.check_books(), "");
 }
 
-/// Eight tensors fit.
+/// An engine whose budget holds eight tensors.
 class NeighbourRoomTest : public NeighboursTest {
  protected:
   NeighbourRoomTest() : NeighboursTest(8 * kBytes, true) { engine_->evictor().arm(); }

@@ -18,7 +18,7 @@
 namespace tencache {
 namespace {
 
-/// Numbers ops in the order in which it hears of them, as a process does.
+/// A counter that numbers ops in the order in which it hears of them, as a process does.
 class OpNumbers {
  public:
   uint32_t operator()(std::string_view name) {

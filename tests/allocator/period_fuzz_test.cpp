@@ -55,8 +55,8 @@ struct Script {
   std::vector<std::vector<Use>> uses;  // by tick
 };
 
-/// With sizes of their own, tensors are told apart even where nothing was recorded of their
-/// predecessors.
+/// Makes a random script. With `has_own_sizes`, each transient tensor has a size of its own, so
+/// tensors are told apart even where nothing was recorded of their predecessors.
 Script random_script(Random& random, bool has_own_sizes) {
   Script script;
   const size_t ticks = random.between(12, 60);
@@ -88,7 +88,7 @@ Script random_script(Random& random, bool has_own_sizes) {
   return script;
 }
 
-/// Plays a script: into a log from some tick on, and to a cursor once there is one.
+/// A program that plays a script: into a log from some tick on, and to a cursor once there is one.
 class Player : private PlanSink {
  public:
   /// A run with other extents begins with another `first_id`.
@@ -344,8 +344,8 @@ TEST(PeriodFuzzTest, OtherSizesAndAdditionalTicksAreFollowed) {
 }
 
 // Tensors that live across the border are missing in the first step. So a place may be found late,
-// and of parameters of one size, one may be taken for another. Most are right. The programs are the
-// same in every run, so that chance cannot change the figures.
+// and of parameters of one size, one may be taken for another. For most extents the cursor is
+// right. The programs are the same in every run, so that chance cannot change the figures.
 TEST(PeriodFuzzTest, ASecondRunFollowsFromItsFirstStep) {
   Random random = Random::fixed(2);
   size_t ticks_of_first_steps = 0;

@@ -22,7 +22,7 @@ constexpr uint32_t kForward = 1;
 constexpr uint32_t kBackward = 2;
 constexpr uint32_t kUpdate = 3;
 
-/// Plays programs: writes their events into a log.
+/// A fixture that plays programs and writes their events into a log.
 class PeriodTest : public ::testing::Test {
  protected:
   struct Use {

@@ -259,7 +259,8 @@ class PlanSizesTest : public PlanCursorTest {
     machine.read_bytes_per_s = machine.write_bytes_per_s = 10e9;
     return make_learned_plan(1, std::move(period), machine);
   }
-  // Forward, a layer names its parameter and the activation before it; backward, its own.
+  // In the forward pass, a layer names its parameter and the activation of the layer before. In the
+  // backward pass, it names its parameter and its own activation.
   static std::vector<uint32_t> tensors_at(size_t tick) {
     const auto layer = static_cast<uint32_t>(layer_of(tick));
     std::vector<uint32_t> tensors = {layer};
@@ -419,7 +420,7 @@ TEST_F(PlanLoopTest, PassesMayBeMoreOrFewer) {
   EXPECT_EQ(cursor_->following().lost, 0u);
 }
 
-/// A step whose list op updates four tensors a chunk, after which an op reads each.
+/// A step whose list op updates four tensors a chunk. Afterwards another op reads each tensor.
 class PlanChunkTest : public PlanCursorTest {
  protected:
   static constexpr size_t kTensors = 40;

@@ -48,7 +48,8 @@ class PlanEngineTest : public ::testing::Test {
     std::this_thread::sleep_for(std::chrono::microseconds(500));
   }
 
-  // Each layer makes an activation. Without a backward pass it is freed at once.
+  // Plays the forward pass, in which each layer makes an activation. Without a backward pass the
+  // activation is freed at once.
   std::vector<char*> forward(uint64_t activation_bytes, bool is_evaluation = false) {
     std::vector<char*> activations;
     for (char* parameter : parameters_) {
@@ -72,7 +73,7 @@ class PlanEngineTest : public ::testing::Test {
     for (char* parameter : parameters_) op(5, parameter, AccessMode::kWrite);
     engine_->gate().on_step();
   }
-  // A tensor that no op ever names, for each step a new one.
+  // Replaces the tensor that no op ever names, so that each step has a new one.
   void replace_unnamed() {
     if (unnamed_ == nullptr) return;
     char* old = std::exchange(unnamed_, engine_.allocate(kBytes));
@@ -84,7 +85,7 @@ class PlanEngineTest : public ::testing::Test {
     }
   }
 
-  /// Repeats the step until the condition holds; false when it does not.
+  /// Repeats the step until the condition holds. Returns false when the condition never holds.
   template <typename Step, typename Condition>
   static bool repeat_until(Step step, Condition condition) {
     // Plans are made beside the program, by a thread that may have to wait for a core.
@@ -240,8 +241,8 @@ TEST_F(PlanEngineTest, AnEvaluationThatLooksLikeTheForwardPassIsToldApart) {
   expect_bytes();
 }
 
-// The second step is planned before it has ended: a part of it shows that it repeats the first,
-// wherever hooks armed in that.
+// The second step is planned before it has ended: a part of it shows that it repeats the first
+// step, wherever in the first step hooks armed.
 TEST_F(PlanEngineTest, ALoopIsPlannedInItsSecondPass) {
   constexpr uint32_t kPasses = 16;
   constexpr uint32_t kPassesBefore = 14;
@@ -465,7 +466,7 @@ TEST_F(PlanEngineTest, PlansAgainUnderAnotherBudget) {
   expect_bytes();
 }
 
-/// Holds the first plan back until the test lets the learner go on.
+/// A base class that holds the first plan back until the test lets the learner go on.
 class HeldPlan {
  protected:
   void hold() {

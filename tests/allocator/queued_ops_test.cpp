@@ -72,8 +72,9 @@ TEST_F(QueuedOpsTest, FetchesWaitForTheThreadOfTheirOp) {
   EXPECT_FALSE(fetched_.empty());
 }
 
-// A fetch is dated when it is handed out, which calls off the evictions that were requested since.
-// If its extent was used since, the fetch keeps its date and is outdated.
+// A fetch that was held back is dated anew when it is handed out. That calls off the evictions that
+// were requested meanwhile. If its extent was used meanwhile, the fetch keeps its date and is
+// outdated.
 TEST_F(QueuedOpsTest, FetchesAreDatedWhenTheyAreGiven) {
   follow(learned(1));
   Tick tick = 0;

@@ -23,7 +23,7 @@
 namespace tencache {
 namespace {
 
-/// Runs one hook between preparing and moving a piece, and another one after.
+/// A channel that runs one hook between preparing and moving a piece, and another one after.
 class HookedChannel final : public IoChannel {
  public:
   using Hook = std::function<void(IoDirection)>;

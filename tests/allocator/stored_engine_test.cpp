@@ -88,7 +88,7 @@ class ProgramRun {
     EXPECT_EQ(engine_.check_books(), "");
   }
 
-  /// Goes on until the condition holds; false when it does not.
+  /// Trains until the condition holds. Returns false when the condition never holds.
   template <typename Condition>
   bool train_until(Condition condition) {
     return eventually([&] {
@@ -165,7 +165,8 @@ TEST(StoredEngineTest, TheFirstStepOfTheSecondRunIsFollowed) {
   run.expect_bytes();
 }
 
-/// Follows a stored period that is not quite what the program does. The program's own takes over.
+/// Expects that the program's own period takes over from a stored one that is not quite what the
+/// program does.
 void expect_own_period(const std::shared_ptr<const Period>& stored, const Variant& variant) {
   ProgramRun run(stored, variant);
   ASSERT_TRUE(eventually([&] { return run.summary().kinds == 1; }));

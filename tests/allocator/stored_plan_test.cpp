@@ -23,7 +23,7 @@ constexpr uint32_t kLayers = 8;
 constexpr uint64_t kTicks = 3 * kLayers;
 
 /// A step that reads all parameters forwards and backwards, then updates them with their states. No
-/// op or size tells one layer from another. The machine holds half of it.
+/// op or size tells one layer from another. The machine holds half of the parameters and states.
 class StoredPlanTest : public ::testing::Test, protected PlanSink {
  protected:
   StoredPlanTest() {

@@ -78,8 +78,8 @@ TEST(UnannouncedWritesTest, FreeGivesThemBack) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-/// Interrupts a thread wherever it is, until it may go on. The thread may hold a lock that others
-/// need, so it waits for 50 ms at most.
+/// An interruption of a thread, wherever that is, from begin() to end(). The thread may hold a lock
+/// that others need, so the interruption lasts 50 ms at most.
 class Interruption {
  public:
   Interruption() {

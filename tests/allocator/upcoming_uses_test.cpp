@@ -37,7 +37,7 @@ class UpcomingUsesTest : public ::testing::Test {
     for (size_t index = 0; index < kRow; ++index) {
       const GateScope op(engine_, {row_[index]});
       EXPECT_TRUE(has_pattern(row_[index], kBytes, index)) << index;
-      // An op lasts this long, and others can be fetched meanwhile.
+      // An op lasts this long, and other tensors can be fetched meanwhile.
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }

@@ -42,7 +42,8 @@ TEST(NumberSetTest, FindsTheNearestMember) {
   }
 }
 
-/// Looks at every tensor: the highest score leaves; among equals, the lowest number.
+/// The reference, which looks at every tensor. Of those with the highest score, the one with the
+/// lowest number leaves.
 class Walk {
  public:
   Walk(size_t tensor_count, Tick tick_count, Victim rule)

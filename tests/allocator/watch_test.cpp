@@ -30,7 +30,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// The page as another process opens it; invalid if there is none.
+/// Opens the page as another process does. Returns an invalid descriptor if there is none.
 UniqueFd open_page() {
   const std::string wanted = std::string("/memfd:") + kLivePageName;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -45,7 +45,7 @@ char* forbidden_page() {
   return static_cast<char*>(page);
 }
 
-/// Owns a read-only page inside the addresses of the barrier.
+/// A fixture that owns a read-only page inside the addresses of the barrier.
 class WriteBarrierTest : public ::testing::Test {
  protected:
   void SetUp() override {

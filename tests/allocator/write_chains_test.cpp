@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// WriteChains: which gaps share a write, also across the border of the period; against a walk over
-// the period on random traces.
+// WriteChains: which gaps share a write, also across the border of the period. On random traces the
+// chains are compared with a walk over the period.
 #include "learn/write_chains.h"
 
 #include <gtest/gtest.h>

@@ -53,7 +53,7 @@ struct EmulatedTimes {
 CUfunction emulated_gpu_function(const char* name);
 /// Whether the address lies in a reservation of device addresses.
 int emulated_gpu_is_device(const void* address);
-/// The ordinal of the device whose memory is mapped there, -1 where none is.
+/// The ordinal of the device whose memory is mapped there, or -1 where none is.
 int emulated_gpu_device_of(const void* address);
 /// Whether the address is in memory of the host that devices reach: registered, or mapped.
 int emulated_gpu_is_registered(const void* address);
@@ -70,7 +70,7 @@ CUresult emulated_gpu_wait_for_device(void);
 /// Later work of the stream waits for emulated_gpu_let_go(); after two minutes of waiting the
 /// process ends. REQUIRES: the stream exists.
 void emulated_gpu_hold(CUstream stream);
-/// No copy begins until emulated_gpu_let_go(), likewise for two minutes at most.
+/// No copy begins until emulated_gpu_let_go(), or for two minutes at most.
 void emulated_gpu_hold_copies(void);
 /// Lets all held work go on.
 void emulated_gpu_let_go(void);

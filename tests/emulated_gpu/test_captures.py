@@ -77,7 +77,7 @@ def capturing() -> Iterator[c_void_p]:
 
 
 def test_a_graph_does_with_each_launch_what_was_captured(capturing: c_void_p) -> None:
-    # cudaMalloc is forbidden meanwhile, except to a thread that relaxes the mode.
+    # During a capture cudaMalloc is forbidden, except to a thread that relaxes the mode.
     mode = c_int(RELAXED)
     done("cudaThreadExchangeStreamCaptureMode", byref(mode))
     a, b, on_host, copied = device_memory(), device_memory(), pinned(), pinned()
@@ -202,7 +202,7 @@ def test_an_external_event_is_recorded_by_each_launch(capturing: c_void_p) -> No
     launch(graph, capturing, times=1)
     done("cudaEventElapsedTime", byref(elapsed), start, external)
     assert elapsed.value >= 0
-    # Outside a capture there is no such flag.
+    # Outside a capture the flag for an external event is refused.
     assert cuda("cudaEventRecordWithFlags", external, capturing, 1) == INVALID_VALUE
 
 

@@ -360,7 +360,7 @@ def test_a_step_in_a_graph_trains_as_without() -> None:
         return module, torch.optim.AdamW(module.parameters(), lr=0.1, capturable=True)
 
     inputs = [torch.randn(2, 3, 8, device="cuda") for _ in range(3)]
-    # Each runs four steps: the warm-up's and then the inputs'.
+    # Both runs take four steps: one to warm up, and then one for each input.
     results = []
     for is_captured in (False, True):
         module, optimizer = model()

@@ -116,7 +116,7 @@ RANDOM = {
     "svd_lowrank",
     "uniform",
 }
-# The statistics of these are float on CUDA; the operators themselves are compared.
+# Functions whose statistics are float on CUDA; the operators themselves are compared.
 WIDER = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit")
 WIDER += ("_batch_norm_with_update",)
 NOT_AS_A_WHOLE = {"linalg.eig": "its gradient is defined for losses without phase only"}

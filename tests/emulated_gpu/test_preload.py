@@ -22,7 +22,8 @@ from tencache import _library
 
 pytestmark = needs_emulated_gpu
 
-# Parameters, gradients and Adam's state take 192 MiB, in the program in C++ (examples/cpp) 128 MiB.
+# Parameters, gradients and Adam's state exceed this budget: they take 192 MiB in the program below,
+# and 128 MiB in the program in C++ (examples/cpp).
 BUDGET_BYTES = 80 << 20
 TRAIN = """
 import torch

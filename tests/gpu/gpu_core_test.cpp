@@ -129,7 +129,7 @@ TEST_F(GpuCoreTest, TheDeviceHashesAsTheHostDoes) {
   expect_success(driver_.cuStreamDestroy(stream), "a stream");
 }
 
-// A tensor holds base + factor * i at word i; sums of such tensors have the same form.
+// The words of a tensor: word i holds base + factor * i. Sums of such tensors have the same form.
 struct Words {
   unsigned base = 0;
   unsigned factor = 0;
@@ -172,7 +172,8 @@ class GpuEngineTest : public GpuCoreTest {
     expect_success(driver_.cuModuleUnload(module_), "a module");
   }
 
-  // A tensor's parity chooses its stream, once all are made on the first.
+  // All tensors are made on the first stream. After that, the parity of a tensor's index chooses
+  // the stream.
   CUstream stream_of(unsigned index) const { return streams_[index % 2]; }
   Access access(unsigned index, AccessMode mode) const {
     return {reinterpret_cast<void*>(tensors_[index]), mode};

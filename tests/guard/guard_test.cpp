@@ -339,7 +339,7 @@ TEST_F(GuardTest, AKernelIsAskedAboutOnceUntilAModuleIsUnloaded) {
   EXPECT_EQ(g_told[2].name, "launch::first");
   EXPECT_EQ(g_told[3].name, "launch::second");
   EXPECT_THAT(g_told[3].addresses, ElementsAre(kBase, kBase + 8));
-  // This holds whichever way the caller found the function that unloads.
+  // The guard sees an unloading whichever way the caller found the function for it.
   *reinterpret_cast<FakeKernel*>(kernel) = {"third", {{0, 8}}};
   EXPECT_EQ(::cuModuleUnload(nullptr), CUDA_SUCCESS);
   launch(&::cuLaunchKernel, kernel, {&arguments[0]});

@@ -146,8 +146,8 @@ def run_forked(
     return run
 
 
-# tencache is armed from the start, and roomy: tensors go cold only when the program asks for it,
-# and nothing comes back that no op names.
+# With these variables tencache is armed from the start, and roomy: tensors go cold only when the
+# program asks for it, and nothing comes back that no op names.
 COLD_VARIABLES = {
     "TENCACHE": "1",
     "TENCACHE_DEVICE_MEMORY": "256MiB",

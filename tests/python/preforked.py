@@ -15,7 +15,8 @@ from pathlib import Path
 
 TIMEOUT_S = 600
 SERVER = Path(__file__).resolve().with_name("prefork.py")
-# Some libraries start threads when they are imported; forked children lack them.
+# Variables that keep libraries from starting threads when they are imported: forked children would
+# lack those threads.
 NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's and SciPy's
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's

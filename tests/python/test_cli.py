@@ -314,7 +314,8 @@ def test_interpreter_is_found_through_the_first_line(tmp_path, monkeypatch):
     assert _cli.interpreter_of(str(python)) == str(python)
 
 
-# The program opens what the interpreter needs while it still may.
+# This program runs the command as the user nobody. First it opens what the interpreter needs, while
+# the program still may.
 BECOME_NOBODY = """
 import os, sys
 from tencache import _cli

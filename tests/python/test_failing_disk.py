@@ -15,7 +15,8 @@ import pytest
 
 Run = Callable[..., Any]
 
-# Twenty tensors of 4 MiB beyond a budget of 32 MiB; two lists that make one op.
+# Functions of the programs: make() makes tensors of 4 MiB, of which twenty exceed the budget of
+# 32 MiB. fail_disk() lets the disk fail, and used() tells the memory in use and the budget.
 PRELUDE = """
     import ctypes, os, torch, tencache
 

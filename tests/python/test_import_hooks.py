@@ -108,7 +108,8 @@ asked: list[int] = []
 
 def watch_under_way() -> None:
     def ask(module: ModuleType) -> None:
-        # So another thread waits for the import, and does not find what is not patched yet.
+        # The import counts as under way, so another thread waits for it, and does not find what is
+        # not patched yet.
         assert module.__spec__._initializing  # type: ignore[union-attr]
         asked.append(module.value)
 

@@ -48,7 +48,7 @@ def preloaded(monkeypatch):
         (CUDA, str(PATH)),
         ({**CUDA, "TENCACHE_LAUNCH_GUARD": "1"}, str(PATH)),
         ({**CUDA, "TENCACHE_LAUNCH_GUARD": "off"}, None),
-        # The guard goes first, and once.
+        # The guard goes first, unless it is there already.
         ({**CUDA, "LD_PRELOAD": "/lib/libjemalloc.so"}, f"{PATH}:/lib/libjemalloc.so"),
         ({**CUDA, "LD_PRELOAD": f"/lib/a.so {PATH}"}, f"/lib/a.so {PATH}"),
     ],

@@ -163,7 +163,8 @@ def test_four_in_turn_hide_what_two_places_allow(predict):
     assert nanoseconds(one_place["step_s"]) == 480
     assert nanoseconds(three_places["step_s"]) == 400
     assert report["smallest"] == one_place
-    # While an op computes in one place, the other is written and read in 20 ns.
+    # While an op computes in one place, the tensor in the other place is written and the next one
+    # is read, in 20 ns.
     assert report["cheapest"]["budget_bytes"] == 20
     assert nanoseconds(report["cheapest"]["step_s"]) == 400
 

@@ -136,7 +136,7 @@ def test_report_says_what_is_missing_and_how_to_get_it(finished_run, tmp_path):
     assert "--stats" in page.sections["memory"]
     assert "--trace FILE" in page.sections["moves"]
     assert "--record FILE" in page.sections["budgets"]
-    # With the run's files given, the page lacks neither.
+    # With the run's files given, the page has both the moves and the budgets.
     run_tencache(
         tmp_path,
         *("report", "old.json", "-o", "page.html"),
@@ -464,7 +464,7 @@ def test_page_has_the_words_of_the_backend(backend, peak, waits):
 @pytest.mark.any_torch
 def test_time_of_a_step_is_taken_over_windows():
     at_s = [0.5 * number for number in range(41)]
-    # No step for five seconds, then one in each second.
+    # The program makes no step for five seconds, then one in each second.
     history = {"at_s": at_s, "steps": [max(0, int(now - 4)) for now in at_s]}
     points = _page._step_times(history)
     assert len(points) >= 5

@@ -138,11 +138,12 @@ quantized = torch.quantize_per_channel(make(1024, 16), scales, zeros, 0, torch.q
 kept_scales, kept_zeros = quantized.q_per_channel_scales(), quantized.q_per_channel_zero_points()
 kept_scales.view(-1), kept_zeros.view(-1)
 brings_back(lambda: quantized.dequantize(), quantized, kept_scales, kept_zeros)
-# These have no memory to find; they must just not fail.
+# Meta and fake tensors have no memory to find; ops on them must just not fail.
 torch.ones(2048, device="meta") + 1
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode():
     torch.ones(2048) + 1
+# Functions of torch.func wrap tensors that have memory.
 torch.func.vmap(lambda each: each + 1)(make(64, 64))
 brings_back(lambda: torch.func.vjp(lambda each: each.sum(1), dense), dense)
 opaque = dense.to_mkldnn()

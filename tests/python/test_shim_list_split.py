@@ -159,7 +159,8 @@ refused(lambda: torch._foreach_add([], []))
 
 
 def test_outputs_that_share_memory_with_inputs(run_python: Callable[..., Finished]) -> None:
-    # The stock kernel reads all inputs before it writes the first output, so chunks must not.
+    # The stock kernel reads all inputs before it writes the first output, so no chunk may write
+    # what a later one reads.
     run_python(
         PREAMBLE
         + """

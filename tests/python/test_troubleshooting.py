@@ -152,8 +152,9 @@ OF_LIMITS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-# What the shell and Python say where tencache is not: a command line of bash, in which "$0" is
-# Python. With -S, Python lacks its site packages, like a Python that has no tencache.
+# What the shell and Python say where tencache is not, each with a command line of bash that makes
+# them say so. In it "$0" is Python. With -S, Python lacks its site packages, like a Python that has
+# no tencache.
 OF_SHELL: Mapping[str, str] = {
     "tencache: command not found": "PATH=/nowhere; tencache doctor",
     "ModuleNotFoundError: No module named 'tencache'": '"$0" -S -c "import tencache"',

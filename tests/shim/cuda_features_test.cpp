@@ -259,7 +259,7 @@ TEST_F(CudaPoolTest, PoolsCountTheirUsers) {
   cuda_->releasePool(0, {2, 0});
 }
 
-// A tree of CUDA graphs does this before it captures one more.
+// A tree of CUDA graphs sets its pool back to an earlier state before it captures one more graph.
 TEST_F(CudaPoolTest, APoolGoesBackToAnEarlierState) {
   start();
   begin();

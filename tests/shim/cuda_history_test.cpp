@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The recorded history of a GPU's memory, through PyTorch's own interface: which entries there are,
-// their order, streams, stacks and metadata; and nothing is recorded when the history is off.
+// their order, streams, stacks and metadata. Nothing is recorded when the history is off.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -48,7 +48,7 @@ class Case:
 
 OFTEN = (100, 1000, 5000, ALWAYS)
 SELDOM = (20, 100, 1000)
-# The cases that both ways have.
+# The cases of both ways to the disk: the threads channel and io_uring.
 COMMON = (
     Case("read-eio", (20, 100, 1000, ALWAYS)),
     Case("read-short", OFTEN),

@@ -197,7 +197,7 @@ ssize_t bad_write(int fd, const void* memory, size_t bytes, off_t offset) {
 
 extern "C" {
 
-/// Returns 0, or -1 if there is no such kind.
+/// From now on makes calls fail with this kind of fault. Returns 0, or -1 if there is no such kind.
 __attribute__((visibility("default"))) int soak_fail_disk(const char* kind, uint64_t seed,
                                                           uint64_t chance, int64_t skip,
                                                           int64_t most, long delay_us,

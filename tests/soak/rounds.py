@@ -60,7 +60,7 @@ class Soak:
 
     name = ""
     about = ""
-    # None: not on this backend.
+    # None if the soak does not run on this backend.
     cpu: Size | None = None
     cuda: Size | None = None
 

@@ -127,7 +127,7 @@ def end_group(child: int) -> None:
 
 
 def main() -> None:
-    # Otherwise a child would look at all that was imported when it ends, and so copy it.
+    # Otherwise a child that ends would look at all that was imported, and so copy it.
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     print("ready" if threads == 1 else f"{threads} threads", flush=True)

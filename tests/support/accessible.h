@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks the kernel whether a page may be read or written: a system call on inaccessible memory fails
-// with EFAULT, where user code would get a signal. Threads: any.
+// Functions that ask the kernel whether a page may be read or written: a system call on
+// inaccessible memory fails with EFAULT, where user code would get a signal. Threads: any.
 #pragma once
 
 #include <fcntl.h>

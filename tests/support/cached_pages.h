@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts the pages of a slot that the page cache holds.
+// cached_pages(): counts the pages of a slot that the page cache holds.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -36,7 +36,7 @@ inline Result<std::unique_ptr<IoChannel>> make_channel(const ChannelKind& kind, 
   return make_thread_channel(fd, kind.depth);
 }
 
-/// A file without a name; O_DIRECT where the file system allows it.
+/// Makes a file without a name, which has O_DIRECT where the file system allows it.
 inline UniqueFd make_file(const std::string& directory) {
   UniqueFd fd(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   TENCACHE_CHECK(fd.is_valid(), "no file in %s", directory.c_str());

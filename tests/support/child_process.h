@@ -24,7 +24,7 @@ inline constexpr int kSkipped = 77;
 /// children. Returns false when the kernel does not allow filters.
 bool deny_syscall(int number, int error_number);
 
-/// The same, only for calls in which argument `index` (from 0) has all bits of `mask` set.
+/// Does the same, only for calls in which argument `index` (from 0) has all bits of `mask` set.
 bool deny_syscall_when(int number, int error_number, unsigned index, uint32_t mask);
 
 }  // namespace tencache

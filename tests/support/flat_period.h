@@ -11,7 +11,8 @@
 
 namespace tencache {
 
-/// The struct points into the arrays and into the trace, which outlives it.
+/// The flat arrays of a trace, and the struct of the C ABI that points into them. The names of ops
+/// point into the trace, which outlives this object.
 class FlatPeriod {
  public:
   explicit FlatPeriod(const Trace& trace) {

@@ -18,7 +18,7 @@
 
 namespace tencache {
 
-/// The seed of this run; printed at the first call.
+/// The seed of this run, which the first call prints.
 inline uint64_t test_seed() {
   static const uint64_t seed = [] {
     const char* text = std::getenv("TENCACHE_TEST_SEED");
@@ -41,7 +41,7 @@ class Random {
   static Random fixed(uint64_t seed) { return Random(std::mt19937_64(seed)); }
 
   uint64_t next() { return generator_(); }
-  /// Uniform in [low, high].
+  /// Draws a number uniformly from [low, high].
   uint64_t between(uint64_t low, uint64_t high) {
     return std::uniform_int_distribution<uint64_t>(low, high)(generator_);
   }

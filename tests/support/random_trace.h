@@ -21,7 +21,7 @@ struct RandomTraceShape {
   uint64_t compute_ns_max = 10;
 };
 
-/// Names every tensor at least once.
+/// Makes a trace whose ops name every tensor at least once.
 Trace random_trace(Random& random, const RandomTraceShape& shape);
 
 /// A training step: forward and backward for each micro-batch, then an AdamW step.

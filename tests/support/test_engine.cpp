@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes TestEngine and checks its books.
+// How TestEngine is made and how its books are checked.
 #include "support/test_engine.h"
 
 #include <cstring>

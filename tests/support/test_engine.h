@@ -36,8 +36,7 @@ class TestEngine {
 
   using Adjust = std::function<void(CpuEngineConfig&)>;
 
-  /// `adjust` may change the configuration before the engine is made; aborts when the engine cannot
-  /// be made.
+  /// Aborts when the engine cannot be made. `adjust` may change the configuration before that.
   explicit TestEngine(const Adjust& adjust = {});
   ~TestEngine();
 
@@ -55,7 +54,7 @@ class TestEngine {
   void use(std::initializer_list<const void*> addresses, AccessMode mode = AccessMode::kRead);
   /// Allocates this many extents with the patterns 0, 1, ..., each written by an op, in this order.
   std::vector<char*> written(uint64_t count, uint64_t bytes);
-  /// Makes this one extent cold; false when it stayed resident.
+  /// Makes this one extent cold. Returns false when it stayed resident.
   bool evict(const void* address);
   bool is_cold(const void* address) const { return state(address) == ExtentState::kCold; }
   bool is_resident(const void* address) const { return state(address) == ExtentState::kResident; }

@@ -64,7 +64,7 @@ EventTimer::EventSpan* EventTimer::take_free() {
   return has_events ? spans_.back().get() : nullptr;
 }
 
-// A span that was refused an event is never used. After kSpansMax such spans, timing ends.
+// Makes the two events of a span that has none. Returns false where the driver refuses one.
 bool EventTimer::ensure_events(EventSpan& span) const {
   const DriverApi& driver = gpu_.driver();
   const CallScope scope(driver, gpu_.context());

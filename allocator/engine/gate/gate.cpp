@@ -91,8 +91,8 @@ void Gate::end_thread(void* /*first_state*/) {
   auto* state = static_cast<ThreadOps*>(std::exchange(t_ops, nullptr));
   while (state != nullptr) {
     const std::unique_ptr<ThreadOps> ops(std::exchange(state, state->next));
-    // If not alive, the gate is gone, and the ring with it, or this is a forked child, in which
-    // another thread of the parent may hold the recorder's lock for ever.
+    // If the state is not alive, its gate is gone, and the ring with it, or this is a forked child,
+    // in which another thread of the parent may hold the recorder's lock for ever.
     if (!is_alive(*ops)) continue;
     ops->gate->recorder_.release_ring(ops->ring);
     ops->gate->timing_.drop(ops->timing);

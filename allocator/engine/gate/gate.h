@@ -109,7 +109,7 @@ class Gate {
   /// The streams of all ops that are open on this thread.
   StreamSet open_streams();
 
-  /// The innermost op that is open on this thread; "" when there is none.
+  /// The innermost op that is open on this thread, or "" when there is none.
   std::string current_op() const;
 
   /// A forked child calls this: from now on every call returns at once.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EvictionSource: whoever wants room gives a mover requests to evict, and hears what left. The
-// mover asks for more before it runs dry, so the link stays busy from one request to the next.
+// EvictionSource: gives a mover requests to evict, and hears what left. Whoever wants room is one.
+// The mover asks for more before it runs dry, so the link stays busy from one request to the next.
 //
 // ListedEvictions: a source of requests that are known from the start.
 //
@@ -23,12 +23,12 @@ class EvictionSource {
  public:
   virtual ~EvictionSource() = default;
   /// Returns what is to leave next, in this sequence (extents that are presumed clean may go
-  /// first); empty when there is nothing for now. Of what was taken before, `bytes_under_way` have
+  /// first). Empty when there is nothing for now. Of what was taken before, `bytes_under_way` have
   /// begun to leave.
   virtual std::vector<MoveRequest> take(uint64_t bytes_under_way) = 0;
   /// Returns after this time, or as soon as there may be more to take.
   virtual void await_more(std::chrono::nanoseconds time) { std::this_thread::sleep_for(time); }
-  /// A part has left, or a failure kept it.
+  /// Call when a part has left, or a failure kept it.
   virtual void on_evicted(const EvictionResult& part) = 0;
 };
 

@@ -72,8 +72,8 @@ class MoveLedger {
   MoveLedger(const MoveLedger&) = delete;
   MoveLedger& operator=(const MoveLedger&) = delete;
 
-  /// Call when an op asks for an extent whose bytes are there: a fetch ahead of use came early. The
-  /// first op that asks decides.
+  /// Call when an op asks for an extent whose bytes are there. If a fetch ahead of use brought
+  /// them, that came early. The first op that asks decides.
   void count_early(Extent* extent);
   /// Call when an op asks for an extent whose bytes are still under way.
   static void note_late(Extent* extent, LateFetches* late);

@@ -26,7 +26,7 @@ class MoveRate {
     ns_.store(all_ns, std::memory_order_relaxed);
   }
 
-  /// `unknown` until enough has moved to tell.
+  /// Returns `unknown` until enough has moved to tell.
   double bytes_per_s(double unknown) const {
     const uint64_t bytes = bytes_.load(std::memory_order_relaxed);
     const uint64_t ns = ns_.load(std::memory_order_relaxed);
@@ -40,8 +40,9 @@ class MoveRate {
   }
 
  private:
-  // A process that was stopped during a move would take its link for slow until gigabytes have
-  // moved. A link that really is so slow shows it with the next move.
+  // Whether to leave this move out, as the first that took far too long. Otherwise a process that
+  // was stopped during a move would take its link for slow until gigabytes have moved. A link that
+  // really is so slow shows it with the next move.
   bool is_doubtful(uint64_t bytes, uint64_t ns) {
     const double expected_ns = ns_per_byte(0) * static_cast<double>(bytes);  // 0: unknown
     const bool is_late = expected_ns > 0 && static_cast<double>(ns) > kDoubtfulRatio * expected_ns;

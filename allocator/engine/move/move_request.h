@@ -3,8 +3,8 @@
 // MoveRequest: asks a mover to move an extent. Extents are recycled, so a request also names which
 // extent is meant; the mover drops the request when another extent has taken the place of that one.
 //
-// RequestSource: a mover that fetches ahead of use takes requests one at a time. So it goes on for
-// as long as there are requests and room, and stops as soon as they are called off.
+// RequestSource: gives a mover that fetches ahead of use its requests, one at a time. So the mover
+// goes on for as long as there are requests and room, and stops as soon as they are called off.
 #pragma once
 
 #include <cstdint>
@@ -50,9 +50,10 @@ struct MoveRequest {
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next request; none when there is none, or an op goes first.
+  /// The next request. Nullopt when there is none, or an op goes first.
   virtual std::optional<MoveRequest> take() = 0;
-  /// The request taken last has to wait; it is the next one again, unless it was called off.
+  /// Call when the request taken last has to wait. It is the next one again, unless it was called
+  /// off.
   virtual void put_back(const MoveRequest& request) = 0;
 };
 
@@ -64,8 +65,8 @@ inline void wait_while_sealing(const Extent& extent) {
   }
 }
 
-/// Whether `a` is to leave before `b`: the one needed later leaves first, and of two needed at the
-/// same time the one used longest ago.
+/// Whether `a` is to leave before `b`: the one needed later leaves first. Of two needed at the same
+/// time, the one used longest ago does.
 template <typename Candidate>
 bool leaves_before(const Candidate& a, const Candidate& b) {
   if (a.ticks_to_next_use != b.ticks_to_next_use) return a.ticks_to_next_use > b.ticks_to_next_use;

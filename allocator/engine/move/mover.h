@@ -61,8 +61,8 @@ class Mover {
   virtual void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait) = 0;
 
   /// Fetches what is requested ahead of use, as far as there is room, and drops requests that have
-  /// become pointless. A request that finds no room is put back. Returns the bytes that this
-  /// request needs, else 0; there may be more to take even then.
+  /// become pointless. A request that finds no room is put back. Returns the bytes that it needs,
+  /// or 0 if none was put back. Even then there may be more to take.
   virtual uint64_t prefetch(RequestSource& requests) = 0;
 
   /// Moves of about this many bytes are begun at a time: enough to keep the link busy, and not so
@@ -77,16 +77,16 @@ class Mover {
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
 
-  /// Sets who tells which copies below are needed last, where that matters; null: nobody. When this
-  /// returns, nobody asks the one before any more.
+  /// Sets who tells which copies below are needed last, where that matters. Null when nobody does.
+  /// When this returns, nobody asks the one before any more.
   virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
-  /// Where programs may write to cold extents without an op: evicts written ones again until
-  /// `bytes` became free or none is left. Takes those of which half or more was written, unless
-  /// more was being written at the last look; all with `takes_all`.
+  /// Evicts written cold extents again until `bytes` became free or none is left, where programs
+  /// may write to cold extents without an op. Takes those of which half or more was written, unless
+  /// more was being written at the last look. With `takes_all`, takes all of them.
   virtual EvictionResult evict_written(uint64_t /*bytes*/, bool /*takes_all*/) { return {}; }
-  /// Where programs may read cold extents without an op: checks that those of the extents that are
-  /// cold show what was written, in a forked child, too. A difference ends the process
+  /// Checks that those of the extents that are cold show what was written, where programs may read
+  /// cold extents without an op. Does so in a forked child, too. A difference ends the process
   /// (base/check.h fatal).
   virtual void check_cold(std::span<Extent* const> /*extents*/, bool /*is_in_child*/) {}
   /// Looks for writes to cold extents without an op now, and books them.

@@ -9,8 +9,8 @@
 namespace tencache {
 namespace {
 
-// A read that fails may succeed when it is repeated (a path of the device resets). A hash that does
-// not match never gets better.
+// A read that fails is tried this often in all, since it may succeed when it is repeated (a path of
+// the device resets). A hash that does not match never gets better.
 constexpr int kReadTriesMax = 3;
 
 /// Watches one try to read the slots that are not done yet: hashes the pieces that have arrived

@@ -32,7 +32,8 @@ struct DiskPatienceConfig {
 
 class DiskPatience {
  public:
-  /// `disk` may be null. `is_below_host`: what leaves the device goes to host memory first.
+  /// `disk` may be null. `is_below_host` says that what leaves the device goes to host memory
+  /// first.
   DiskPatience(const DiskTier* disk, bool is_below_host, const DiskPatienceConfig& config)
       : disk_(disk), is_below_host_(is_below_host), config_(config) {}
 

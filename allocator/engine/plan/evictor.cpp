@@ -227,7 +227,7 @@ void Evictor::await_requests(std::chrono::nanoseconds time) {
   if (requests_.empty() || is_stopping_) work_arrived_.wait_for(mutex_, time);
 }
 
-// Each part of an eviction is published as it leaves.
+// Makes one pass, and publishes each part of an eviction as it leaves.
 std::optional<EvictionResult> Evictor::run_pass() {
   EvictionResult total;
   // 1. Release pins that outlived their op, and take note of fetches that have arrived.

@@ -15,9 +15,9 @@
 // (engine/plan/disk_patience.h). Meanwhile the worker holds nothing: others fork, free and use what
 // is resident.
 //
-// On the cpu backend a pass also evicts again what the program wrote while it was cold
-// (engine/move/cpu/unannounced_writes.h): before the victims where at least half of an extent was
-// written, else after them.
+// On the cpu backend a pass also evicts again extents that the program wrote to while they were
+// cold (engine/move/cpu/unannounced_writes.h). Those of which at least half was written go before
+// the victims, and the others go after them.
 //
 // Room for guesses (engine/plan/neighbours.h) is not made at the cost of what the program has just
 // named.
@@ -100,7 +100,7 @@ class Evictor final : public RoomMaker {
   void work();
   std::vector<MoveRequest> take_requests() TENCACHE_EXCLUDES(mutex_);
   void await_requests(std::chrono::nanoseconds time) TENCACHE_EXCLUDES(mutex_);
-  /// Nullopt when there was enough room already.
+  /// Makes one pass, and returns what it freed. Nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
   uint64_t wanted_bytes(bool is_for_guesses) TENCACHE_EXCLUDES(mutex_);
   void evict_victims(uint64_t wanted_bytes, bool is_for_guesses, EvictionResult* total)

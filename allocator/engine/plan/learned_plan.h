@@ -43,11 +43,11 @@ struct LearnedKind {
 
   uint64_t number() const { return plans.front()->number; }
   const Period& period() const { return *plans.front()->period; }
-  /// The plan for sizes like these; null when there is none.
+  /// The plan for sizes like these. Null when there is none.
   std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
-  /// Takes in a plan. It replaces a stored one and those for similar sizes, or all plans where they
-  /// are for another kind of period, a worse guess. Where there is no room, it replaces the one
-  /// whose sizes the next larger plan serves best.
+  /// Takes in a plan. It replaces a stored one and those for similar sizes. Where the plans are for
+  /// another kind of period, which was a worse guess, it replaces all of them. Where there is no
+  /// room, it replaces the one whose sizes the next larger plan serves best.
   void take(const std::shared_ptr<const LearnedPlan>& learned);
   bool is_full() const { return plans.size() == kSizesMax; }
 

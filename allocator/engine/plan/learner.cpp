@@ -208,7 +208,8 @@ void Learner::look_for_repeats() {
   next_search_at_ = ticks_.end() + std::max(kFirstSearchTicks, looked_at / part);
 }
 
-// A segment is a step of a known kind, perhaps with something between its ops, or a new kind.
+// A segment is a step of a known kind, perhaps with something between its ops, or it is of a new
+// kind.
 void Learner::learn_segment(const PeriodPlace& segment) {
   if (Kind* known = kind_at(segment)) {
     confirm(known, segment);

@@ -14,10 +14,10 @@
 // A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
 // cursor finds its extents; from then on the learner recognises copies of it. The stored period may
 // differ in some ops from what this run does: the program has another version, or another budget
-// cuts list ops elsewhere. So until a copy of this run has taken its place, the learner goes on
-// looking while it is followed. The learner does so, too, where a kind of this run was followed for
-// some periods without an exact copy: the cursor passes over ticks that differ, and the program may
-// have changed for good.
+// cuts list ops elsewhere. So the learner goes on looking while the stored period is followed,
+// until a copy of this run has taken its place. The learner does so, too, where a kind of this run
+// was followed for some periods without an exact copy: the cursor passes over ticks that differ,
+// and the program may have changed for good.
 //
 // A failure to learn or to plan leaves the engine reactive.
 //
@@ -54,17 +54,17 @@ struct LearnerSummary {
   uint64_t planning_ns = 0;  // of processor time
   uint64_t stored_ticks = 0;  // of the stored period; 0: there is none
   Following following;
-  /// The plan of the period that was followed last, for its sizes; else the first that was learned,
-  /// else null.
+  /// The plan of the period that was followed last, for its sizes, or else the first that was
+  /// learned. Null when there is none.
   std::shared_ptr<const LearnedPlan> learned;
   /// The smallest known budget with which that plan's period would hardly wait, even with slower
-  /// links, headroom included; 0: not known.
+  /// links, headroom included. 0 if it is not known.
   uint64_t stall_free_budget_bytes = 0;
 };
 
 class Learner {
  public:
-  /// `stored` is followed from the first step; null: there is none.
+  /// `stored` is followed from the first step. Null when there is none.
   Learner(const Parts& parts, std::shared_ptr<const Period> stored)
       : parts_(parts),
         recorder_(*parts.recorder),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of Learner that keeps the kinds: adds and drops them, confirms and corrects guesses, and
-// plans.
+// The part of Learner that keeps the kinds: it adds and drops them, confirms and corrects guesses,
+// and plans.
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -101,8 +101,8 @@ bool Learner::is_worth_a_guess(uint64_t count) {
 
 bool Learner::is_full() const { return kinds_.size() >= kKindsMax; }
 
-// Where more kinds take turns than there is room for, each would take the place of the one whose
-// turn comes next.
+// Resets the count of guesses in vain unless the library is full. Where more kinds take turns than
+// there is room for, each would take the place of the one whose turn comes next.
 void Learner::note_no_guess() {
   if (!is_full()) guesses_in_vain_ = 0;
 }
@@ -141,7 +141,8 @@ void Learner::plan_again(uint64_t number) {
     kind.periods_at_copy = kind.periods;
     const bool has_new_size = look_at_size(&kind, *place);
     if (!has_new_size && !renew(&kind, *place)) return;
-    // The search costs some plans more, so of many sizes it is only for those that come again.
+    // The search takes as long as some more plans, so of many sizes it is only for those that come
+    // again.
     if (has_new_size && kind.plans.plans.size() > 1) return;
     if (kind.learned->tick_count() <= kSearchedTicksMax) find_stall_free_budget(kind);
     return;
@@ -158,7 +159,8 @@ bool Learner::renew(Kind* kind, const PeriodPlace& place) {
   return true;
 }
 
-// The program may change its budget, and other processes take memory of the GPU.
+// Whether the budget is another one by now: the program may change it, and other processes take
+// memory of the GPU.
 bool Learner::is_for_another_budget(const LearnedPlan& learned) const {
   const uint64_t planned = learned.machine.budget_bytes;
   const uint64_t now = parts_.machine->budget_bytes();
@@ -203,8 +205,8 @@ void Learner::Kind::note_sizes(uint64_t allocated_bytes, uint64_t born_bytes) {
   sizes_seen.push_back({allocated_bytes, born_bytes});
 }
 
-// What planning costs the program is its processor time, however long this thread has to wait for a
-// core.
+// Plans the kind for this period, and installs the plan. What planning costs the program is its
+// processor time, however long this thread has to wait for a core.
 void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t begin_ns = thread_work_ns();
   const bool is_stored = period.has_unknown_extents();

@@ -22,8 +22,8 @@ class PeriodTimes {
   /// How many times are kept.
   size_t count() const { return std::min(added_, kKept); }
 
-  /// The median of the times that are kept; of an even number, the smaller of the middle two. 0 if
-  /// there are none.
+  /// The median of the times that are kept, or the smaller of the middle two if their number is
+  /// even. 0 if there are none.
   uint64_t median_ns() const {
     if (added_ == 0) return 0;
     std::array<uint64_t, kKept> sorted = newest_;

@@ -37,8 +37,9 @@ bool PlanCursor::on_tick(uint64_t digest, std::span<Extent* const> extents, bool
   return current_ != nullptr && !is_surprised_;
 }
 
+// Requests the fetches, but holds those for later ops where an op is only queued while it is open.
 // An op that has to wait for room does so while it is open, perhaps long before the device comes to
-// it. Where the op is only queued, what later ops need must not take that room first.
+// it. What later ops need must not take that room first.
 void PlanCursor::give_fetches(std::span<Extent* const> extents) {
   if (fetch_time_ == FetchTime::kAtClose) {
     const auto is_own = [extents](const MoveRequest& fetch) {
@@ -56,9 +57,9 @@ void PlanCursor::give_fetches(std::span<Extent* const> extents) {
   fetches_.clear();
 }
 
-// The op has closed, or has opened another one within it. An extent that was used meanwhile has
-// come by another way. The other requests are dated anew, so that they call off evictions that
-// began since.
+// Requests the fetches that were held: the op has closed, or has opened another one within it. An
+// extent that was used meanwhile has come by another way. The other requests are dated anew, so
+// that they call off evictions that began since.
 void PlanCursor::give_held_fetches() {
   const auto own = pending_.find(std::this_thread::get_id());
   if (own == pending_.end() || own->second.fetches.empty()) return;
@@ -310,8 +311,8 @@ void PlanCursor::catch_up(bool with_evictions) {
   append_evictions(leaving);
 }
 
-// A tensor that a plan for larger sizes evicted in the step before may be cold, although the
-// present plan keeps it.
+// Appends the fetches of this tick, and those of the plans for larger sizes: a tensor that such a
+// plan evicted in the step before may be cold, although the present plan keeps it.
 void PlanCursor::append_fetches_of(Tick tick) {
   append_requests(current_->plan().moves.fetches_at.at(tick), &fetches_);
   for (size_t larger = current_->chosen + 1; larger < current_->kind.plans.size(); ++larger) {

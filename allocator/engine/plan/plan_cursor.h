@@ -77,9 +77,9 @@ class PlanSink {
   virtual ~PlanSink() = default;
   virtual void evict(std::span<const MoveRequest> requests) = 0;
   virtual void fetch(std::span<const MoveRequest> requests) = 0;
-  /// Requested fetches are not expected any more.
+  /// Call when requested fetches are not expected any more.
   virtual void forget_fetches() = 0;
-  /// A whole period was followed.
+  /// Call when a whole period was followed.
   virtual void on_period() = 0;
 };
 
@@ -113,7 +113,8 @@ class PlanCursor final : public NextUses {
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
-  /// For a stored kind, Period::extent_ids as far as they are known by now; else empty.
+  /// Period::extent_ids of a stored kind, as far as they are known by now. Empty for any other
+  /// kind.
   std::vector<uint64_t> found_extents(uint64_t kind) const TENCACHE_EXCLUDES(mutex_);
 
   /// Empty while the place in the plans is lost.

@@ -61,7 +61,7 @@ std::vector<PlanCursor::Place> PlanCursor::places_of(uint64_t digest,
   return fitting;
 }
 
-// The only place that the last ticks fit; nullopt when there is none or several.
+// The only place that the last ticks fit. Nullopt when there is none or several.
 std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
                                                       std::span<Extent* const> extents) const {
   const std::vector<Place> places = places_of(digest, extents);
@@ -70,8 +70,8 @@ std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
 
 // The only place that fits if extents that are not known may be those of a stored period. Nullopt
 // where a place in a plan of this run fits, too. While no extent is known, layers that look alike
-// fit several. Then the program is at the period's beginning, if it has just begun or did something
-// else before.
+// make several places fit. Then the program is at the period's beginning, if it has just begun or
+// did something else before.
 std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
     uint64_t digest, std::span<Extent* const> extents) const {
   const auto is_stored = [](const BoundPlan& bound_plan) { return bound_plan.roles.has_value(); };

@@ -10,10 +10,11 @@ namespace {
 // A place that was held for this many ticks, or for half a period if that is less, was the right
 // one.
 constexpr uint64_t kHeldTicks = 32;
-// An op that fills a new extent calls others that name it, too.
+// For each tensor this many unexpected ticks are passed over: an op that fills a new extent calls
+// others that name it, too.
 constexpr uint64_t kPassesPerTensor = 4;
 
-// A freed extent keeps its number until it is used again.
+// Whether the extent is still there: a freed one keeps its number until it is used again.
 bool is_alive(const Extent& extent, uint64_t id) {
   const ExtentState state = extent.state();
   return extent.id == id && state != ExtentState::kCached && state != ExtentState::kVacant;

@@ -158,7 +158,7 @@ bool BlockPool::poll(Patience patience) {
   });
 }
 
-// Makes a wholly free segment of another stream this stream's; false when none can be had. The
+// Makes a wholly free segment of another stream this stream's. False when none can be had. The
 // shared bit cannot be held back. So for it the segment waits, and can be had once the old owner's
 // stream is done.
 bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {

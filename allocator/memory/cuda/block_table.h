@@ -123,7 +123,7 @@ class BlockTable {
   Block* take(uint64_t bytes, StreamSet owner);
   /// Takes exactly this stretch, which must lie in one free block.
   Block* take_at(CUdeviceptr address, uint64_t bytes, uint64_t requested_bytes);
-  /// The block that contains the address, in whatever state; null when it is in no segment.
+  /// The block that contains the address, in whatever state. Null when it is in no segment.
   Block* find(CUdeviceptr address) const;
   /// The program is done with the block: active -> waiting. The block forgets who used it.
   void retire(Block* block);

@@ -95,7 +95,7 @@ class CudaHeap final : public Heap, private SegmentSource {
 
   /// Memory of this private pool, which must exist, that the stream may use at once.
   Result<Allocation> allocate_private(uint64_t pool, uint64_t bytes, StreamSet stream);
-  /// Puts this private pool back (BlockPool::restore()). An error if the pool is gone.
+  /// Puts this private pool back (BlockPool::restore()). Fails, too, if the pool is gone.
   Result<RestoredBlocks> restore_private(uint64_t pool, const std::vector<SegmentView>& state);
   PrivatePools& private_pools() { return *private_pools_; }
   /// Does what PrivatePools::drop() does, and gives at least as many bytes of free handles back to
@@ -254,7 +254,7 @@ class CudaHeap final : public Heap, private SegmentSource {
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   CondVar has_left_;
   uint64_t stuck_count_ TENCACHE_GUARDED_BY(mutex_) = 0;  // of leaving_count_, waited for in vain
-  // The last free of each owner that was over when a wait for its stream was given up.
+  // By owner: the last free that was over when a wait for the owner's stream was given up.
   std::map<StreamSet, uint64_t> stood_still_ TENCACHE_GUARDED_BY(mutex_);
 
   ProgramUse use_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, and those that
-// wait for streams before that; how their frames serve other sizes, and how the cache shrinks.
+// CudaHeap's cache: freed extents that keep their frames mapped and wait for reuse, those that wait
+// for streams before that, how their frames serve other sizes, and how the cache shrinks.
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -162,7 +162,7 @@ bool CudaHeap::has_cached() const {
 }
 
 // Waits until another thread has destroyed cached extents. False when no thread is about to, or
-// none does within a second: it may wait for a stream that needs this thread to go on.
+// none does within a second: the other may wait for a stream that needs this thread to go on.
 bool CudaHeap::await_leaving() {
   const auto deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
@@ -290,8 +290,8 @@ uint64_t CudaHeap::drop_cached(uint64_t bytes) {
   return dropped_bytes;
 }
 
-// The owner of what has been cached longest, of those that were not tried; kNoStreams when there is
-// none.
+// The owner of what has been cached longest, of those that were not tried, or kNoStreams when there
+// is none.
 StreamSet CudaHeap::oldest_owner(StreamSet tried) const {
   MutexLock lock(mutex_);
   for (Extent* extent = cached_by_age_.back(); extent != nullptr;

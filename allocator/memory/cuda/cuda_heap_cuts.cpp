@@ -4,11 +4,11 @@
 // that are neighbours make a run. A request takes a stretch of a run, from one border between two
 // handles to another, and what is left on either side stays cached. So frames are split and joined
 // without a call of the driver, and the stream need not be waited for, because it is the one that
-// freed them.
+// freed the extents.
 //
 // Runs are listed by length (memory/cached_runs.h), and the tightest that has a stretch serves. A
-// freed extent is listed only when a request finds none of its size, so a program whose sizes
-// repeat lists nothing.
+// freed extent is listed only when a request finds no cached extent of the size that it wants, so a
+// program whose sizes repeat lists nothing.
 #include <algorithm>
 #include <utility>
 

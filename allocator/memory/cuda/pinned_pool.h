@@ -85,7 +85,7 @@ class PinnedPool {
   /// Gives memory without any block back to the system. May stop the GPUs.
   void trim() TENCACHE_EXCLUDES(mutex_);
 
-  /// A new private pool; its number is never 0.
+  /// Makes a private pool and returns its number, which is never 0.
   uint64_t make_private_pool() TENCACHE_EXCLUDES(mutex_);
   /// Blocks freed in the pool may be reused, and those still in use are freed as other blocks are.
   /// REQUIRES: the devices are done with what was freed in it.

@@ -24,9 +24,9 @@ class SegmentSource {
   /// in no other segment. `bytes` is a multiple of 2 MiB. `is_small` tells which requests it is
   /// for, and `stream` where the first of them is used.
   virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) = 0;
-  /// The size of a segment for several requests above 1 MiB; a multiple of 2 MiB.
+  /// The size of a segment for several requests above 1 MiB. It is a multiple of 2 MiB.
   virtual uint64_t large_segment_bytes() const = 0;
-  /// Takes a whole segment back; no work of the device uses it any more.
+  /// Takes a whole segment back. REQUIRES: no work of the device uses it any more.
   virtual void give_back(CUdeviceptr address) = 0;
   /// The streams are done with a freed block that had to wait for them, and nobody has it yet. The
   /// pool calls this with its lock held.

@@ -8,7 +8,7 @@
 // Invariants:
 //   1. An item has a mark on every stream it waits for, or none at all.
 //   2. One thread polls at a time, and what it looks at is in no list meanwhile. Another thread may
-//      wait for it, since what that thread needs may be among its finds.
+//      wait for the end of the poll, since what the waiting thread needs may be among the finds.
 //
 // Threads: any. mutex_ is held only for bookkeeping, never across a call of the driver or the
 // owner.

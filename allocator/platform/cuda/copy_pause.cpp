@@ -63,9 +63,9 @@ void CopyPause::hold_back(CUstream stream) const {
                                           CU_STREAM_WAIT_VALUE_GEQ);
 }
 
-// While other threads pause, copies are held already, or were held for too long.
 void CopyPause::begin() {
   MutexLock lock(mutex_);
+  // While other threads pause, copies are held already, or were held for too long.
   if (pausing_++ > 0) return;
   held_since_ = Clock::now();
   word().store(kHeld);

@@ -40,8 +40,8 @@ struct FramePlace {
 
 class DeviceArena {
  public:
-  /// Reserves `bytes` of addresses, rounded up to the granularity; no memory. `pause` may be null:
-  /// then copies go on.
+  /// Reserves `bytes` of addresses, rounded up to the granularity, but no memory. `pause` may be
+  /// null: then copies go on.
   static Result<std::unique_ptr<DeviceArena>> reserve(const Gpu& gpu, uint64_t bytes,
                                                       CopyPause* pause = nullptr);
   /// REQUIRES: nothing is mapped.

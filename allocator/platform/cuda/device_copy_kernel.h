@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The kernel that copies between device memory and pinned host memory. NVRTC compiles this very
-// file for the GPU; the host's compiler compiles it for the simulated driver of the suites. So it
-// includes nothing.
+// file for the GPU; the host's compiler compiles it for the simulated driver of the suites. So the
+// file includes nothing.
 //
 // Each block takes every gridDim-th chunk. A lane has four loads of 16 bytes in flight: the link's
 // latency is some microseconds, and the link moves no more in that time than is in flight.

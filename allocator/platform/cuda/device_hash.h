@@ -37,7 +37,7 @@ struct DeviceHash {
   friend bool operator==(const DeviceHash&, const DeviceHash&) = default;
 };
 
-/// Hashes can be compared if they were made with the same seeds.
+/// The seeds of the keys. Hashes can be compared if they were made with the same seeds.
 struct DeviceHashSeeds {
   uint64_t first = 0;
   uint64_t second = 0;

@@ -11,9 +11,9 @@
 namespace tencache {
 namespace {
 
-// Blocks of 128 threads. The registers of the kernel allow this many; they hold four loads of 16
-// bytes a thread in flight, 64 KiB a multiprocessor. Hiding 0.7 us at 4.8 TB/s takes 25 KiB. On an
-// H200 4 and 8 blocks a multiprocessor were equally fast (benchmarks/gpu/experiments, E6).
+// Blocks of 128 threads. The registers of the kernel allow this many blocks, which have four loads
+// of 16 bytes a thread in flight, 64 KiB a multiprocessor. Hiding 0.7 us at 4.8 TB/s takes 25 KiB.
+// On an H200 4 and 8 blocks a multiprocessor were equally fast (benchmarks/gpu/experiments, E6).
 constexpr unsigned kBlocksPerMultiprocessor = 8;
 
 constexpr uint64_t kPlaceBytes = DeviceHasher::kBlocksMax * sizeof(HashSums);

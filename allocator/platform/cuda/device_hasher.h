@@ -32,7 +32,8 @@ namespace tencache {
 
 class DeviceHasher;
 
-/// REQUIRES: the object is destroyed only when value() may be called.
+/// A hash under way, which owns the place of its sums. REQUIRES: the object is destroyed only when
+/// value() may be called.
 class PendingHash {
  public:
   /// REQUIRES: the device has reached, without an error, a mark that was made in the stream after

@@ -95,10 +95,11 @@ bool has_nvidia_device(const std::string& root);
 /// which, for `tencache doctor`. Starts watching forks and exit (platform/cuda/driver_use.h).
 Result<DriverApi> load_driver();
 
-/// The Status of a call: OK for CUDA_SUCCESS, else "<what>: CUDA_ERROR_... (text)." Out of memory
-/// is kOutOfMemory, a value that the driver refuses kInvalidArgument, an unsupported request, or a
-/// driver or GPU that is not there or cannot work, kUnavailable, the rest kIoError.
-/// CUDA_ERROR_DEINITIALIZED ends the use of the driver, which is then not even asked for a text.
+/// The Status of a call: OK for CUDA_SUCCESS, else "<what>: CUDA_ERROR_... (text)." The code is
+/// kOutOfMemory when memory has run out, kInvalidArgument for a value that the driver refuses,
+/// kUnavailable for an unsupported request and for a driver or GPU that is not there or cannot
+/// work, and kIoError for the rest. CUDA_ERROR_DEINITIALIZED ends the use of the driver, which is
+/// then not even asked for a text.
 Status cuda_status(const DriverApi& driver, CUresult result, std::string_view what);
 
 }  // namespace tencache

@@ -31,8 +31,8 @@ namespace tencache {
 
 enum class DriverUse : uint8_t { kAllowed, kInForkedChild, kAtExit };
 
-// The fork and exit handlers write it, and so does end_driver_use() when the driver reports that it
-// is shut down.
+// Whether this process may call the driver. The fork and exit handlers write it, and so does
+// end_driver_use() when the driver reports that it is shut down.
 inline std::atomic<DriverUse> g_driver_use = DriverUse::kAllowed;
 
 /// Costs one relaxed load.

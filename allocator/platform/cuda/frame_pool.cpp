@@ -171,7 +171,8 @@ Frame FramePool::make_frame(Handles handles, bool is_small) {
   return {std::move(handles), bytes, is_small};
 }
 
-// The room for what is missing is counted already. After a refusal the handles so far are free.
+// Creates the handles that a frame still misses. Their room is counted already. After a refusal
+// the handles so far are free.
 Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool is_small) {
   Status status;
   while (missing_bytes > 0) {

@@ -56,7 +56,8 @@ struct FrameUse {
   UseCount frames;  // that were taken and not given back
 };
 
-/// A handle that changes between small and large requests leaves one kind and joins the other.
+/// The use by all requests, by small and by large ones. A handle that changes between small and
+/// large requests leaves one kind and joins the other.
 struct FrameUses {
   FrameUse all;  // its peak is not the sum of the others' peaks
   FrameUse small;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gpu: one device, its primary context (the one that PyTorch uses too), and the features that the
-// cuda backend builds on. Constant after open(); any thread. The driver's table outlives it.
+// cuda backend builds on. A Gpu is constant after open(), and the driver's table outlives it.
+// Threads: any.
 #pragma once
 
 #include <cuda.h>
@@ -35,8 +36,8 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts);
 
 class Gpu {
  public:
-  /// kInvalidArgument when there is no device of that number; else errors of find_gpu_facts(), of
-  /// driver_use_status() or of the driver.
+  /// kInvalidArgument when there is no device of that number. Other errors are those of
+  /// find_gpu_facts(), of driver_use_status() or of the driver.
   static Result<std::unique_ptr<Gpu>> open(const DriverApi& driver, int ordinal);
   /// Releases the context, which lives on for others.
   ~Gpu();

@@ -6,7 +6,8 @@
 // of earlier work that the driver reports again are passed on and not cleared.
 //
 // On systems where the GPU walks the host's page tables (Grace) the driver pins nothing and copies
-// are fast all the same. Constant after construction; the table and the context outlive it.
+// are fast all the same. A CudaHostPinner is constant after construction; the table and the context
+// outlive it.
 #pragma once
 
 #include <cuda.h>

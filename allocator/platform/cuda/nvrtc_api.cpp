@@ -12,7 +12,8 @@ namespace {
 constexpr std::array<const char*, 3> kNvrtcLibraries = {"libnvrtc.so.13", "libnvrtc.so.12",
                                                         "libnvrtc.so.11.2"};
 
-// The most telling error of dlopen is that of `path`, else that of the newest library.
+// Returns null, with an error of dlopen, when no library can be opened. The most telling error is
+// that of `path`, else that of the newest library.
 void* open_library(const std::string& path, std::string* error) {
   for (const char* name : kNvrtcLibraries) {
     if (void* loaded = dlopen(name, RTLD_NOW | RTLD_NOLOAD); loaded != nullptr) return loaded;
@@ -68,7 +69,7 @@ class Program {
   NvrtcProgram program_ = nullptr;
 };
 
-// The log of a compilation; empty when there is none, or NVRTC does not give it.
+// The log of a compilation. Empty when there is none, or NVRTC does not give it.
 std::string log_of(const NvrtcApi& nvrtc, NvrtcProgram program) {
   size_t bytes = 0;
   if (nvrtc.log_size(program, &bytes) != kNvrtcSuccess || bytes <= 1) return "";

@@ -56,7 +56,7 @@ struct CompiledKernel {
 };
 
 /// Machine code for GPUs of that capability. kUnavailable when NVRTC does not know the capability,
-/// kOutOfMemory, else kInvalidArgument with the compiler's log.
+/// kOutOfMemory when NVRTC has no memory, else kInvalidArgument with the compiler's log.
 Result<CompiledKernel> compile_kernel(const NvrtcApi& nvrtc, const KernelText& kernel,
                                       std::span<const char* const> more_options = {});
 

@@ -34,10 +34,10 @@ class StreamMark {
   Status hold_back(CUstream stream) const;
   /// Blocks the calling thread, without spinning, until the mark is reached.
   Status wait() const;
-  /// is_reached() where errors do not matter. Two refusals in a row mean a broken context, whose
-  /// results nobody will see, and count as reached.
+  /// Does what is_reached() does, where errors do not matter. Two refusals in a row mean a broken
+  /// context, whose results nobody will see, and count as reached.
   bool poll() const;
-  /// wait() where errors do not matter, likewise.
+  /// Does what wait() does, where errors do not matter. Two refusals in a row end the wait.
   void await() const;
 
   /// Whether both marks are the same moment, or both are of no stream.

@@ -61,8 +61,8 @@ uint32_t StreamNumbers::Table::find(uintptr_t key) const {
   }
 }
 
-// A thread that names a stream has got its handle from the one that made it, and so sees what was
-// written before that. To store a key once more changes nothing.
+// A thread that names a stream has got the handle from the thread that made the stream, and so sees
+// what was written before the stream was made. To store a key once more changes nothing.
 void StreamNumbers::Table::set(uintptr_t key, uint32_t number) {
   size_t at = first_entry(key, entries.size());
   const auto is_taken = [&](uintptr_t found) { return found != kNone && found != key; };

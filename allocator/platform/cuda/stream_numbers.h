@@ -8,10 +8,10 @@
 // A stream keeps its number, and sets with it may be asked about long after its last use. PyTorch's
 // own streams are never destroyed, but a program may destroy one that it made itself. The driver
 // finishes the work of a destroyed stream, but ends the process when it is given the handle again.
-// So the end of a stream must be told (end_everywhere; the launch guard does): a last mark then
-// covers the stream's work, and nobody uses the handle any more. Where nobody tells, a stream must
-// outlive the memory that it has used. A new stream with the handle of an old one has its number,
-// and so its memory; it first waits, on the device, for the old one's work.
+// So the end of a stream must be told (end_everywhere(), as the launch guard tells it): a last mark
+// then covers the stream's work, and nobody uses the handle any more. Where nobody tells, a stream
+// must outlive the memory that it has used. A new stream with the handle of an old one has the old
+// one's number, and so its memory; the new one first waits, on the device, for the old one's work.
 //
 // Invariants:
 //   1. The key of a table's entry never changes once it is there, and is written after the number,
@@ -55,33 +55,34 @@ class StreamNumbers {
   /// Whether the set is exactly one stream, so that work given to it runs in order.
   static bool is_one_stream(StreamSet set) { return has_one_bit(set) && set != kShared; }
 
-  /// The set of this one stream, or kShared; numbers a new stream. The NULL stream is a stream, and
-  /// CU_STREAM_LEGACY another name of it. REQUIRES: not CU_STREAM_PER_THREAD, which is a different
-  /// stream on each thread.
+  /// Returns the set of this one stream, or kShared, and numbers a new stream. The NULL stream is a
+  /// stream, and CU_STREAM_LEGACY is another name of it. REQUIRES: the stream is not
+  /// CU_STREAM_PER_THREAD, which is a different stream on each thread.
   StreamSet set_of(CUstream stream) TENCACHE_EXCLUDES(mutex_);
 
   /// What set_of() returns, or kNoStreams for a stream that has no number, such as one that a
   /// library has made for a moment.
   StreamSet find_set_of(CUstream stream) const;
 
-  /// The handle of a set of one, not for the driver; null for any other set.
+  /// The handle of a set of one, not for the driver. Null for any other set.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Call before the stream is destroyed, and end_everywhere() where the program does it. When it
-  /// returns, nobody gives the handle to the driver any more. Does nothing for a stream without a
-  /// number.
+  /// Call before the stream is destroyed. Where the program destroys it, call end_everywhere().
+  /// After the call nobody gives the handle to the driver any more. Does nothing for a stream
+  /// without a number.
   void end(CUstream stream) TENCACHE_EXCLUDES(mutex_);
   /// Does what end() does, for all objects of the process.
   static void end_everywhere(CUstream stream);
 
   /// Whether the stream is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
-  /// Sets the calling thread's mode and returns the one before; none where the driver refuses.
+  /// Sets the calling thread's mode and returns the one before. Nullopt where the driver refuses.
   std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
 
   /// Appends one mark for each stream of the set, for all work that the stream has been given so
-  /// far; none for a destroyed stream whose work is known to be done. kUnavailable when one of them
-  /// is capturing a CUDA graph, which would take the event for its own. Appends nothing on failure.
+  /// far, but none for a destroyed stream whose work is known to be done. kUnavailable when one of
+  /// the streams is capturing a CUDA graph, which would take the event for its own. Appends nothing
+  /// on failure.
   Status mark_all(StreamSet set, std::vector<StreamMark>* marks) TENCACHE_EXCLUDES(mutex_);
 
   /// Work that the stream is given from now on begins after the marks are reached. kUnavailable,

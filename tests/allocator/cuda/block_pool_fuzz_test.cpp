@@ -63,7 +63,7 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   }
 
   // The stream uses the block after all earlier work of the block's own stream. A program that
-  // passes a tensor to another stream has to order them so.
+  // passes a tensor to another stream has to order the streams so.
   void use_on_another(const Held& held, CUstream stream, Random& random) {
     CUevent event = nullptr;
     ASSERT_EQ(api().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);

@@ -250,7 +250,8 @@ TEST_F(ChangingSizesTest, OnlyExtentsWithHandlesThatFitLeaveTheCache) {
   const uint64_t unmapped = engine_.driver().calls("cuMemUnmap");
   const uint64_t cached = engine_->heap().cached_bytes();
   char* first = allocate(10 * kMiB, stream);
-  // The extents of 6 and 4 MiB, if the device is known to be done with them, and no large one.
+  // The extents of 6 and 4 MiB go, if the device is known to be done with them, and no large one
+  // does.
   EXPECT_LE(engine_.driver().calls("cuMemUnmap"), unmapped + 2);
   EXPECT_GE(engine_->heap().cached_bytes(), cached - 10 * kMiB);
   char* second = allocate(12 * kMiB, stream);

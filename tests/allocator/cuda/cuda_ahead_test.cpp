@@ -97,7 +97,7 @@ class CudaAheadTest : public ::testing::Test {
                   [tensor, seed] { stamp(tensor, kBytes, seed); }, kUseTime),
               CUDA_SUCCESS);
   }
-  /// Expects that this use has ended, because somebody waited for it.
+  /// Expects that the last unannounced use has ended, because somebody waited for it.
   void expect_awaited() { EXPECT_GE(std::chrono::steady_clock::now() - used_at_, kUseTime); }
 
   static constexpr milliseconds kUseTime{50};

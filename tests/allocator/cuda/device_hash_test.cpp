@@ -239,7 +239,7 @@ TEST(DeviceHashTest, ChunksOfALengthAreCounted) {
 
 // ---- Changes -------------------------------------------------------------------------------
 
-// None of the four passes takes one content for the other.
+// Expects that none of the four passes takes one content for the other.
 void expect_all_words_differ(const DeviceHash& left, const DeviceHash& right) {
   EXPECT_NE(static_cast<uint32_t>(left.low), static_cast<uint32_t>(right.low));
   EXPECT_NE(left.low >> 32, right.low >> 32);
@@ -300,13 +300,13 @@ TEST(DeviceHashTest, PositionMatters) {
     expect_all_words_differ(hash_of(bytes), before);
     std::swap_ranges(bytes.data() + left, bytes.data() + left + 16, bytes.data() + right);
   }
-  // The words of a product, and the products of one word of the strip.
+  // Swap the words of a product, and the products of one word of the strip.
   for (const auto& [left, right] : {std::pair(0, 4), std::pair(0, 8), std::pair(4, 12)}) {
     std::swap_ranges(bytes.data() + left, bytes.data() + left + 4, bytes.data() + right);
     expect_all_words_differ(hash_of(bytes), before);
     std::swap_ranges(bytes.data() + left, bytes.data() + left + 4, bytes.data() + right);
   }
-  // Whole chunks.
+  // Move whole chunks.
   std::rotate(bytes.data(), bytes.data() + kHashChunkBytes, bytes.data() + bytes.size());
   expect_all_words_differ(hash_of(bytes), before);
 }

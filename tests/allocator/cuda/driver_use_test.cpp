@@ -159,9 +159,9 @@ TEST(DriverUseTest, AChildOfAProcessThatHasNotCalledItHasItsOwn) {
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
 }
 
-// Lives to the end of the process, then uses the driver or expects that it must not. The exit code
-// tells whether that went well, since a failed expectation in an exit handler does not change the
-// exit code by itself.
+// An object that lives to the end of the process, then uses the driver or expects that it must
+// not be used. The exit code tells whether that went well, since a failed expectation in an exit
+// handler does not change the exit code by itself.
 class LastWord {
  public:
   explicit LastWord(bool expects_calls) : expects_calls_(expects_calls) {}
@@ -274,7 +274,7 @@ TEST_F(CallScopeTest, PutsTheContextBackWhenTheCaptureModeIsRefused) {
   expect_thread_as_before();
 }
 
-// A plain function pointer of a table can reach this.
+// The unchanged table. A plain function pointer in another table can reach it here.
 const DriverApi* g_real = nullptr;
 
 // The driver also reports errors of earlier work from calls that succeeded themselves.

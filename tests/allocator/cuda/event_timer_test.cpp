@@ -124,7 +124,7 @@ TEST_F(EventTimerTest, EventsAreUsedAgainAndBounded) {
   EXPECT_EQ(driver_->calls("cuEventCreate"), created);
 }
 
-// The events would become the graph's, and a query of them would invalidate it.
+// The events would become the graph's, and a query of them would invalidate the capture.
 TEST_F(EventTimerTest, AStreamThatCapturesIsLeftAlone) {
   OpTimer::Span* span = begin(stream_);
   ASSERT_NE(span, nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI for GPUs over the simulated driver, on which the shim builds PyTorch's allocator.
+// The C ABI for GPUs, on which the shim builds PyTorch's allocator, over the simulated driver.
 // Memory is allocated, used on streams, freed and counted; private pools do not share theirs;
 // walks, look-ups and figures agree with each other.
 #include <gtest/gtest.h>
@@ -372,7 +372,7 @@ TEST_F(GpuAbiTest, APoolGoesBackToAnEarlierState) {
   tencache_gpu_delete_pool_state(state);
 }
 
-// Ops that need all of the budget do not make a pool's memory leave.
+// Ops whose tensors together exceed the budget do not make a pool's memory leave.
 TEST_F(GpuAbiTest, PrivatePoolsNeverLeave) {
   start(spilling(48 * kMiB));
   const uint64_t pool = tencache_gpu_make_pool(gpu_);

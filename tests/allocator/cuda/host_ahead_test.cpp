@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What is done ahead of need for host memory above a disk: what is needed next is read, what is
-// needed last is copied, some room stays free; others are not held up, and faults cost no bit.
+// needed last is copied, some room stays free; other threads are not held up, and faults cost no
+// bit.
 #include "engine/move/cuda/host_ahead.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +116,7 @@ TEST_F(HostAheadTest, OthersDemoteWhileOneIsReadAhead) {
   check_all();
 }
 
-// A cold extent that the thread sees may be freed by the time it claims it, and allocated anew.
+// A cold extent that the thread sees may be freed and allocated anew before the thread claims it.
 // This is for ThreadSanitizer above all.
 TEST_F(HostAheadTest, ReadAheadWhileTensorsComeAndGo) {
   start([](CudaEngineConfig& config) { config.host_headroom = 0.5; });

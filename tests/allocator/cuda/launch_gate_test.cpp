@@ -370,7 +370,7 @@ TEST_F(LaunchGateTest, AStreamThatOnlyAnOpsKernelUsesIsAwaited) {
   engine_.free(a);
 }
 
-// A copy between GPUs runs with the source's context.
+// Another context than the GPU's may be current: a copy between GPUs runs with the source's.
 TEST_F(LaunchGateTest, WhatAnOpHasAnnouncedMayLeaveWhateverTheStream) {
   char* a = cold(1);
   const std::vector<Access> accesses = {{a, AccessMode::kRead}};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Random programs for pinned memory, against a model that knows only addresses and bytes. The host
-// stamps blocks, kernels of several streams read and write them, and they are freed while these are
-// queued. So premature reuse shows: a kernel finds foreign bytes, or, under ThreadSanitizer, races.
-// The programs run on one thread with faults, captures, refused pinning and private pools, and on
-// several threads that free each other's blocks.
+// stamps blocks, kernels of several streams read them, and the blocks are freed while the kernels
+// are queued. So premature reuse shows: a kernel finds foreign bytes, or, under ThreadSanitizer,
+// races. The programs run on one thread with faults, captures, refused pinning and private pools,
+// and on several threads that free each other's blocks.
 #include <gtest/gtest.h>
 
 #include <atomic>

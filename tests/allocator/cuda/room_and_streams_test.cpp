@@ -53,7 +53,7 @@ class RoomAndStreamsTest : public ::testing::Test {
     engine_->driver().hold(stream);
     free(address);
   }
-  // Runs `act`. The held streams go on when it is over, or has waited for long.
+  // Runs `act`. The held streams go on when `act` is over, or has waited for long.
   template <typename Act>
   void without_held_streams(const Act& act) {
     std::atomic<bool> is_over = false;

@@ -102,7 +102,7 @@ LearnedPlan learned(uint64_t number, uint64_t peak_bytes) {
   return plan;
 }
 
-// Each engine numbers its kinds from 1.
+// Each engine numbers its kinds from 1, so plans of two GPUs may have the same number.
 TEST_F(RuntimeGpusFilesTest, ThePeriodThatNeedsTheMostMemoryIsRecordedWhicheverGpuHasIt) {
   const int result = run_in_child([this] {
     const std::string path = directory_.path() + "/run.period";

@@ -112,7 +112,7 @@ TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends)
   EXPECT_EQ(order, "adebcf");
 }
 
-// A service thread may make such calls, for instance.
+// A service thread, for instance, may make unsafe calls while another thread captures.
 TEST_F(SimulatedCapturesTest, UnsafeCallsSpoilWhatTheModesProtect) {
   start();
   std::array<char, kBytes> pageable;

@@ -18,13 +18,14 @@ namespace {
 // Each device has a number of its own on the bus, which has 255.
 constexpr int kDevicesMax = 255;
 
-// The variable's text; empty where it is not set.
+// The variable's text, or an empty one where the variable is not set.
 std::string_view variable(const char* name) {
   const char* const text = getenv(name);
   return text != nullptr ? text : "";
 }
 
-// Skips exit handlers, because the program is in the middle of starting its libraries.
+// Ends the process with an error that names the variable. Skips exit handlers, because the program
+// is in the middle of starting its libraries.
 [[noreturn]] void refuse(const char* name, const std::string& why) {
   fprintf(stderr, "emulated GPU: %s=%s: %s\n", name, std::string(variable(name)).c_str(),
           why.c_str());

@@ -9,13 +9,14 @@
 
 namespace tencache {
 
-/// EMULATED_GPU_COUNT; 1 where it is not set.
+/// EMULATED_GPU_COUNT, or 1 where that is not set.
 int device_count_from_environment();
 
-/// The same, with EMULATED_GPU_MEMORY for each GPU, EMULATED_GPU_LINK in bytes a second each way,
-/// and EMULATED_GPU_KERNEL_BYTES_PER_S for tencache's own kernels. The last two set no limit where
-/// they are 0 or not set. With EMULATED_GPU_REUSE_STREAMS=1 handles of destroyed streams are used
-/// again; with EMULATED_GPU_PEERS=1 each device may use the memory of each other one.
+/// The configuration of that many GPUs, with EMULATED_GPU_MEMORY for each GPU, EMULATED_GPU_LINK in
+/// bytes a second each way, and EMULATED_GPU_KERNEL_BYTES_PER_S for tencache's own kernels. The
+/// last two set no limit where they are 0 or not set. With EMULATED_GPU_REUSE_STREAMS=1 handles of
+/// destroyed streams are used again; with EMULATED_GPU_PEERS=1 each device may use the memory of
+/// each other one.
 SimulatedDriverConfig config_from_environment();
 
 }  // namespace tencache

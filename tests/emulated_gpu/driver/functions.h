@@ -81,20 +81,21 @@ CUresult launch_kernel(SimulatedDriver& driver, CUfunction function, unsigned gr
                        unsigned block_z, unsigned shared_bytes, CUstream stream, void** parameters,
                        void** extra);
 CUresult function_name(SimulatedDriver& driver, const char** name, CUfunction function);
-/// A kernel of the emulation has no parameters but its block.
+/// Gives the place and size of a kernel's parameter. A kernel of the emulation has no parameters
+/// but its block.
 CUresult function_parameter(SimulatedDriver& driver, CUfunction function, size_t index,
                             size_t* offset, size_t* bytes);
 
 // ---- memory.cpp
 
-/// CUDA_ERROR_INVALID_VALUE where the memory is not of the device of its context.
+/// Returns CUDA_ERROR_INVALID_VALUE where the memory is not of the device of its context.
 CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target_context,
                    CUdeviceptr source, CUcontext source_context, size_t bytes, CUstream stream);
 /// The addresses determine the kind of the copy.
 CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
                          size_t bytes, CUstream stream);
-/// Yes between two devices with EMULATED_GPU_PEERS=1; otherwise no device reads another one's
-/// memory.
+/// Sets `*can` to 1 for two different devices with EMULATED_GPU_PEERS=1, and to 0 otherwise:
+/// without that setting no device reads another one's memory.
 CUresult can_access_peer(SimulatedDriver& driver, int* can, CUdevice device, CUdevice peer);
 CUresult pointer_attribute(SimulatedDriver& driver, void* data, CUpointer_attribute attribute,
                            CUdeviceptr address);

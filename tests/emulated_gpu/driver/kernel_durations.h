@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The durations of kernels on the device's clock. A file sets them (EMULATED_GPU_DURATIONS), or the
-// program while it runs. Any other kernel takes the time that its work takes on the processor. A
-// line of the file is
+// The durations of kernels on the device's clock. A file (EMULATED_GPU_DURATIONS) or the running
+// program sets them. Any other kernel takes the time that its work takes on the processor. A line
+// of the file is
 //
 //   NAME SECONDS [BYTES/S]
 //
@@ -31,7 +31,7 @@ class KernelDurations {
   /// Adds the lines of the file.
   void read(const char* path) TENCACHE_EXCLUDES(mutex_);
   void set(std::string_view name, Duration duration) TENCACHE_EXCLUDES(mutex_);
-  /// 0 for a kernel without a set duration.
+  /// Returns 0 for a kernel without a set duration.
   uint64_t duration_ns(std::string_view name, uint64_t bytes) const TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuGetProcAddress is here, because it answers from the table. With EMULATED_GPU_TRACE_DRIVER it
-// writes to stderr which requested functions have no stand-in.
+// The table of names, and cuGetProcAddress, which answers from it. With EMULATED_GPU_TRACE_DRIVER
+// cuGetProcAddress writes to stderr which requested functions have no stand-in.
 #include "driver/name_table.h"
 
 #include <algorithm>

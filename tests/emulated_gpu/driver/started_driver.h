@@ -19,7 +19,7 @@ namespace tencache {
 
 /// Null before cuInit and in a forked child.
 SimulatedDriver* started_driver();
-/// cuInit. CUDA_ERROR_NOT_INITIALIZED in a forked child.
+/// Serves cuInit. Returns CUDA_ERROR_NOT_INITIALIZED in a forked child.
 CUresult start_driver(unsigned flags);
 
 /// Reports on stderr that the driver's function of that name has no stand-in.

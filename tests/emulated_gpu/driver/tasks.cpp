@@ -15,7 +15,8 @@
 namespace tencache {
 namespace {
 
-// A handle is the address of its name, which never moves.
+// The names of the emulation's kernels, by handle. A handle is the address of its name, which never
+// moves.
 class FunctionNames {
  public:
   CUfunction handle(const char* name) TENCACHE_EXCLUDES(mutex_) {
@@ -39,7 +40,8 @@ class FunctionNames {
   std::set<const void*> handles_ TENCACHE_GUARDED_BY(mutex_);
 };
 
-// Lives for ever, as the driver does, whose streams work while the process exits.
+// The names of this process. They live for ever, as the driver does, whose streams work while the
+// process exits.
 FunctionNames& function_names() {
   static auto* const made = new FunctionNames;
   return *made;

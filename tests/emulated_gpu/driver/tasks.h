@@ -18,7 +18,8 @@ CUfunction emulated_function(const char* name);
 /// Null for a handle that is no kernel of the emulation.
 const char* name_of_emulated(CUfunction function);
 
-/// Queues the task of the block. The driver owns it from then on, or the caller if this fails.
+/// Queues the task of the block. The driver owns the task from then on. If this fails, the caller
+/// still owns it.
 CUresult launch_task(SimulatedDriver& driver, const EmulatedParameters& parameters,
                      CUstream stream);
 

@@ -20,7 +20,7 @@ struct Call {
   ncclDataType_t type;
 };
 
-// `make` gets the caller and the bytes of a value.
+// Queues the operation that `make` returns. `make` gets the caller and the bytes of a value.
 template <typename Make>
 ncclResult_t queue(const Call& call, int peer, const Make& make) {
   const size_t bytes = bytes_of(call.type);
@@ -32,7 +32,7 @@ ncclResult_t queue(const Call& call, int peer, const Make& make) {
   return launch_in_group(communicator, call.stream, make(communicator->caller(call.name), bytes));
 }
 
-// `make` gets the caller and the reduction.
+// Queues the operation that `make` returns. `make` gets the caller and the reduction.
 template <typename Make>
 ncclResult_t queue_reduction(const Call& call, ncclRedOp_t operation, int root, const Make& make) {
   std::optional<Reduction> reduction;

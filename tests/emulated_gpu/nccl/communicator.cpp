@@ -46,7 +46,7 @@ ncclResult_t Communicator::split(int color, int key, std::shared_ptr<Communicato
   if (is_member && first == rank()) own.place = make_place().value_or(Place());
   if (const ncclResult_t result = meeting_.pass_barrier(); result != ncclSuccess) return result;
   const Place place = meeting_.vote(first).place;
-  // Wait until every rank has read the votes, which the next split overwrites.
+  // Every rank must have read the votes before the next split overwrites them.
   if (const ncclResult_t result = meeting_.pass_barrier(); result != ncclSuccess) return result;
   if (!is_member) return ncclSuccess;
   const auto self = std::find(members.begin(), members.end(), std::pair(key, rank()));

@@ -35,8 +35,8 @@ class Communicator {
 
   /// Waits for the other ranks.
   ncclResult_t join() { return keep(meeting_.join()); }
-  /// Makes a communicator of the ranks that give the same color, in the order of their keys; none
-  /// for a rank without a color. All ranks must call it.
+  /// Makes a communicator of the ranks that give the same color, in the order of their keys. A rank
+  /// without a color gets none. All ranks must call this.
   ncclResult_t split(int color, int key, std::shared_ptr<Communicator>* made);
   /// Call enter_stream() before and mark_stream() after operations are queued in the stream, on the
   /// thread's current device.
@@ -45,7 +45,7 @@ class Communicator {
   /// A stream's thread runs the operations by this when their turn has come.
   void run(const std::vector<Operation>& operations);
   ncclResult_t asynchronous_error() const { return error_.load(); }
-  /// An abort is no failure.
+  /// Whether there was an error. An abort is no failure.
   bool has_failed() const { return error_ != ncclSuccess && !meeting_.is_aborted(); }
 
   void abort() { meeting_.abort(); }
@@ -54,7 +54,8 @@ class Communicator {
 
   ncclRedOp_t add_factor(ncclDataType_t type, const Factor& factor);
   bool remove_factor(ncclRedOp_t operation);
-  /// The reduction that the operation means for values of the type; none where it means nothing.
+  /// The reduction that the operation means for values of the type, or none where the operation
+  /// means nothing for them.
   std::optional<Reduction> find_reduction(ncclRedOp_t operation, ncclDataType_t type) const;
 
  private:
@@ -67,7 +68,7 @@ class Communicator {
   std::atomic<bool> is_running_ = false;
 
   mutable std::mutex mutex_;
-  // mutex_ guards all of these.
+  // mutex_ guards all members below.
   cudaStream_t last_stream_ = nullptr;
   cudaEvent_t last_event_ = nullptr;  // after the last operation, in last_stream_
   std::map<int, Reduction> reductions_;

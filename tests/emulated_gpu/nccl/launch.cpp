@@ -14,7 +14,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// Makes the device the thread's current one for as long as the scope lives.
+// A scope in which the device is the thread's current one.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -29,7 +29,7 @@ class DeviceScope {
   int before_ = 0;
 };
 
-// All batches of a task are in one stream.
+// The batches of one task, all of them in one stream.
 using Task = std::vector<Batch>;
 
 const char* name_of(const Task& task) {

@@ -2,8 +2,9 @@
 //
 // Operations as tasks of streams. All operations that a call or a group gives one stream are one
 // task, which declares the device memory they touch. Operations of several communicators of one
-// device run side by side in it, since they may wait for each other. An error fails the context,
-// because the task's output is missing. Any thread may call; tasks run on the streams' threads.
+// device run side by side in the task, since they may wait for each other. An error fails the
+// context, because the task's output is missing. Any thread may call; tasks run on the streams'
+// threads.
 #pragma once
 
 #include <memory>

@@ -31,7 +31,8 @@ constexpr size_t kPieceBytes = 256 << 10;
 enum class Lane : uint8_t { kCollective, kPointToPoint };
 constexpr int kLaneCount = 2;
 
-/// The sender fills it when it is empty, and the receiver empties it.
+/// Room for one piece of a message. The sender fills it when it is empty, and the receiver empties
+/// it.
 struct Mailbox {
   std::atomic<uint32_t> is_full;
   uint32_t piece_bytes;
@@ -81,7 +82,7 @@ class Meeting {
   Seat& seat(int rank) const;
   void leave();
   bool is_gone(int rank);
-  // The lowest needed rank that has gone, -1 if none has.
+  // The lowest needed rank that has gone, or -1 if none has.
   int find_gone(const std::function<bool(int)>& is_needed);
 
   const Place place_;

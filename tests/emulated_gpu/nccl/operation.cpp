@@ -17,7 +17,7 @@ void writes(Operation* operation, void* address, size_t bytes) {
   operation->ranges.push_back({reinterpret_cast<uint64_t>(address), bytes, 1});
 }
 
-// Callers only read bytes that they send.
+// The address of that part. Its bytes are not const, but callers only read bytes that they send.
 char* at(const void* address, int part, size_t bytes) {
   return static_cast<char*>(const_cast<void*>(address)) + static_cast<size_t>(part) * bytes;
 }

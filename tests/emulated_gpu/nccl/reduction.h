@@ -15,7 +15,7 @@
 
 namespace emulated_gpu::nccl {
 
-/// The size of one value; 0 for an unknown type.
+/// The size of one value, or 0 for an unknown type.
 size_t bytes_of(ncclDataType_t type);
 bool is_reducible(ncclDataType_t type);
 

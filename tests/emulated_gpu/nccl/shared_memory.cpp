@@ -21,7 +21,7 @@ namespace {
 std::mutex mutex;
 std::set<int> kept_files;  // guarded by mutex
 
-// Opens the file of that place; -1 when there is none.
+// Opens the file of that place. Returns -1 when there is none.
 int open_place(const Place& place) {
   const std::string path =
       "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.file);

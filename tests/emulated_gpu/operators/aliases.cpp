@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Makes the stand-ins of device tensors. They preserve what a kernel can see beyond sizes and
-// strides: the bits for conjugates and negatives, and whether a tensor was a number in the
+// How the stand-ins of device tensors are made. They preserve what a kernel can see beyond sizes
+// and strides: the bits for conjugates and negatives, and whether a tensor was a number in the
 // program's text, which decides the type of results. Any thread may call.
 #include "operators/aliases.h"
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Turns a boxed call into a task, in one of two ways. try_queue makes the results first and queues
-// the CPU kernel, which fills them. run_and_copy runs the CPU kernel, waits, and makes the results
-// from its output. Arguments on the host are copied, since the program may change them before the
-// task runs. Calls come on any thread of the program; tasks run on the streams' threads and touch
-// nothing of a kernel but its signature.
+// EmulatedKernel turns a boxed call into a task, in one of two ways. try_queue makes the results
+// first and queues the CPU kernel, which fills them. run_and_copy runs the CPU kernel, waits, and
+// makes the results from its output. Arguments on the host are copied, since the program may change
+// them before the task runs. Calls come on any thread of the program; tasks run on the streams'
+// threads and touch nothing of a kernel but its signature.
 #include "operators/emulated_kernel.h"
 
 #include <c10/cuda/CUDAGuard.h>

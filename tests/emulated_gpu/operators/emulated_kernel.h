@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The boxed kernel of one operator: runs the operator's CPU kernel in the current stream, over
+// The boxed kernel of one operator. It runs the operator's CPU kernel in the current stream, over
 // aliases of device memory. Where the Meta kernel knows the shapes of the results, the program runs
 // ahead of its device. Where it does not, or they depend on data, the caller waits. A task holds no
 // device tensor, so a program that frees or moves one while a task uses it gets wrong bits or an

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decides which kernel each operator gets. Replacing a CUDA kernel of PyTorch makes it warn, but
-// that is intended here, so warnings are off meanwhile. The installer lives for ever: destroying
-// its library would take the kernels away while streams still run them.
+// The installer decides which kernel each operator gets. PyTorch warns where one of its CUDA
+// kernels is replaced, but that is intended here, so warnings are off meanwhile. The installer
+// lives for ever: destroying its library would take the kernels away while streams still run them.
 #include "operators/installer.h"
 
 #include "operators/own_kernels.h"

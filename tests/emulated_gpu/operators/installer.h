@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts kernels at the dispatch key CUDA: for nearly every operator of PyTorch that has a CUDA
-// kernel, an EmulatedKernel over its CPU kernel; and at SparseCUDA a SparseKernel where PyTorch's
-// own launches kernels. Operators without a CPU kernel are refused by an error with their name;
-// those with a kernel of our own get that one; views and memory stay PyTorch's. The fate of each
-// operator is listed, so that a test can check that something compares it with the CPU. The thread
-// that loads the library installs all, once.
+// The installer puts kernels at dispatch keys. At CUDA, nearly every operator of PyTorch that has a
+// CUDA kernel gets an EmulatedKernel over its CPU kernel. At SparseCUDA, an operator gets a
+// SparseKernel where PyTorch's own kernel launches kernels. Operators without a CPU kernel are
+// refused by an error with their name; those with a kernel of our own get that one; views and
+// memory stay PyTorch's. The fate of each operator is listed, so that a test can check that
+// something compares it with the CPU. The thread that loads the library installs all, once.
 #pragma once
 #include <string>
 #include <string_view>

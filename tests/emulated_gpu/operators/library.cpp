@@ -2,8 +2,8 @@
 //
 // The start of libemulated_operators.so when torch loads it, and the C functions that tests find in
 // it: the list of operators, and a kernel that no operator announces. The loading thread makes the
-// installer before any operator can be called; it lives for ever. The list never changes, so any
-// thread may read it.
+// installer before any operator can be called, and the installer lives for ever. The list never
+// changes, so any thread may read it.
 #include <c10/cuda/CUDAStream.h>
 
 #include "emulated_gpu.h"

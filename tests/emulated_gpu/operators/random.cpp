@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Mixes seed and offset of CUDA's generator into the seed of a CPU generator. Each task advances
-// the offset by the same amount, however many numbers it draws: its own generator never runs out.
-// Offsets are taken under the generator's mutex. Any thread may call.
+// next_generator() mixes seed and offset of CUDA's generator into the seed of a CPU generator. Each
+// task advances the offset by the same amount, however many numbers it draws: its own generator
+// never runs out. Offsets are taken under the generator's mutex. Any thread may call.
 #include "operators/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>

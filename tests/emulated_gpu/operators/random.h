@@ -13,7 +13,7 @@ namespace emulated_gpu::operators {
 using MakeGenerator = std::function<at::Generator()>;
 
 /// Takes the next offset of the given generator, or of the device's own one where none is given.
-/// Adds the memory that the task reads of it to the ranges.
+/// Adds the generator's memory that the task reads to the ranges.
 MakeGenerator next_generator(const IValue& given, c10::DeviceIndex device, Ranges* ranges);
 
 }  // namespace emulated_gpu::operators

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs Meta kernels. A Python number among the arguments stays a tensor, because Meta kernels in
-// Python need it so. An error of a Meta kernel is no error of the program: running the operator
-// afterwards gives the CPU kernel's own message. Any thread may call.
+// ResultShapes runs Meta kernels. A Python number among the arguments stays a tensor, because Meta
+// kernels in Python need it so. An error of a Meta kernel is no error of the program: running the
+// operator afterwards gives the CPU kernel's own message. Any thread may call.
 #include "operators/result_shapes.h"
 
 #include "operators/aliases.h"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks an operator's Meta kernel for the shapes of its results, and remembers the answers, because
-// a training loop asks the same few questions in each step and many Meta kernels are Python. An
-// answer never goes stale, since the key holds everything that determines a shape. Past a number of
-// entries all are dropped. Where Meta has no answer the caller must run the operator to know. A
-// mutex guards the memory. Any thread may ask; Meta kernels run on the asking thread.
+// ResultShapes asks an operator's Meta kernel for the shapes of its results, and remembers the
+// answers, because a training loop asks the same few questions in each step and many Meta kernels
+// are Python. An answer never goes stale, since the key holds everything that determines a shape.
+// Past a number of entries all are dropped. Where Meta has no answer the caller must run the
+// operator to know. A mutex guards the memory. Any thread may ask; Meta kernels run on the asking
+// thread.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies results to the device. A sparse tensor comes out as PyTorch's own kernel leaves it:
-// coalesced where the CPU's is, and of the same layout. Its parts are taken as they are, since the
-// CPU kernel made them. Any thread may call.
+// How results are copied to the device. A sparse tensor comes out as PyTorch's own kernel leaves
+// it: coalesced where the CPU's is, and of the same layout. Its parts are taken as they are, since
+// the CPU kernel made them. Any thread may call.
 #include "operators/results.h"
 
 namespace emulated_gpu::operators {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies the output of a CPU kernel to the device, for kernels that wait for their results. The
-// copy is a task in the current stream under the operator's name, as if the kernel had written
-// there itself. The task holds the tensor of the host until it ran. A sparse tensor is copied by
-// its parts, its indices and values. Any thread may call.
+// Functions that copy the output of a CPU kernel to the device, for kernels that wait for their
+// results. The copy is a task in the current stream under the operator's name, as if the kernel had
+// written there itself. The task holds the tensor of the host until it ran. A sparse tensor is
+// copied by its parts, its indices and values. Any thread may call.
 #pragma once
 #include "operators/tasks.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads the variables of the environment that README.md lists for operators. A variable counts if
-// it is set to anything. The first thread that asks reads them for all.
+// settings() reads the variables of the environment that README.md lists for operators. A variable
+// counts if it is set to anything. The first thread that asks reads them for all.
 #include "operators/settings.h"
 
 #include <cstdlib>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes values one after another. The values of a tensor's elements are left out, since no Meta
-// kernel sees them. Devices and generators count as one kind each, because no result's shape
-// depends on which one it is. A key belongs to one thread.
+// ShapeKey writes values one after another. The values of a tensor's elements are left out, since
+// no Meta kernel sees them. Devices and generators count as one kind each, because no result's
+// shape depends on which one it is. A key belongs to one thread.
 #include "operators/shape_key.h"
 
 namespace emulated_gpu::operators {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads schemas. A result is an argument where both carry the same alias set, as `Tensor(a!)` does;
-// a result without one is fresh. Views never get here, since PyTorch's own code serves them. The
-// thread that installs the kernels calls.
+// Signature reads schemas. A result is an argument where both carry the same alias set, as
+// `Tensor(a!)` does; a result without one is fresh. Views never get here, since PyTorch's own code
+// serves them. The thread that installs the kernels makes the signatures.
 #include "operators/signature.h"
 
 namespace emulated_gpu::operators {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a call with sparse tensors on the CPU. An argument of any other layout than dense and COO is
-// refused with the operator's name. Calls come on any thread of the program. The CPU kernel runs on
-// the stream's thread while the caller waits, so it may use the caller's stack.
+// SparseKernel runs a call with sparse tensors on the CPU. An argument of any other layout than
+// dense and COO is refused with the operator's name. Calls come on any thread of the program. The
+// CPU kernel runs on the stream's thread while the caller waits, so it may use the caller's stack.
 #include "operators/sparse_kernel.h"
 
 #include <ATen/native/SparseTensorUtils.h>
@@ -70,7 +70,7 @@ void SparseKernel::operator()(const OperatorHandle& op, DispatchKeySet, Stack* s
   }
 }
 
-// Puts the values that the CPU kernel wrote back into an argument.
+// Gives an argument the values that the CPU kernel wrote.
 void SparseKernel::put_back(const Tensor& argument, const Tensor& host) const {
   const char* name = signature_.name.c_str();
   if (argument.layout() != at::kStrided) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Wraps a callable as the emulated run time's task. The task owns the callable. The run time
-// destroys it: after it ran, with the graph that holds it, or when the context fails. The program's
-// threads queue; the streams' threads run and must not call CUDA.
+// How a callable becomes a task of the emulated run time. The task owns the callable. The run time
+// destroys the task after it ran, with the graph that holds it, or when the context fails. The
+// program's threads queue; the streams' threads run and must not call CUDA.
 #include "operators/tasks.h"
 
 #include <c10/cuda/CUDAException.h>

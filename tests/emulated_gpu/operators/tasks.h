@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Queues callables as kernels in the current CUDA stream. The stream's thread runs a task when its
-// turn comes, with the program's hooks off; the driver first checks that the ranges are mapped. A
-// task that throws fails the device, like a kernel that faults. A graph runs a task once for each
-// replay. Ranges belong to the thread that fills them. Any thread may queue.
+// Functions that queue callables as kernels in the current CUDA stream. The stream's thread runs a
+// task when its turn comes, with the program's hooks off; the driver first checks that the ranges
+// are mapped. A task that throws fails the device, like a kernel that faults. A graph runs a task
+// once for each replay. Ranges belong to the thread that fills them. Any thread may queue.
 #pragma once
 #include <ATen/record_function.h>
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Visits the tensors in an argument or result of a boxed call, which may be a tensor, a list of
-// tensors or a list with gaps. each_tensor shows every tensor that is defined. map_tensors makes
-// the same value of other tensors; a value without tensors stays as it is. OnePerTensor lets a
-// tensor that is named twice become one other tensor, since kernels may tell by identity whether an
-// argument is also their result. All of it belongs to the calling thread.
+// Functions that visit the tensors in an argument or result of a boxed call. Such a value may be a
+// tensor, a list of tensors or a list with gaps. each_tensor shows every tensor that is defined.
+// map_tensors makes the same value of other tensors; a value without tensors stays as it is.
+// OnePerTensor lets a tensor that is named twice become one other tensor, since kernels may tell by
+// identity whether an argument is also their result. All of it belongs to the calling thread.
 #pragma once
 #include <ATen/ATen.h>
 #include <torch/library.h>

@@ -15,7 +15,8 @@ namespace {
   abort();
 }
 
-// Finds cuGetProcAddress itself, or an extension of the emulation, which that does not know.
+// Finds cuGetProcAddress itself, or an extension of the emulation, which cuGetProcAddress does not
+// know.
 template <typename Function>
 void find_export(void* library, const char* name, Function* found) {
   *found = reinterpret_cast<Function>(dlsym(library, name));

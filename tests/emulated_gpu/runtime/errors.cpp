@@ -89,7 +89,7 @@ const ErrorText& text_of(cudaError_t error) {
   return kUnknown;
 }
 
-// The text of cudaErrorLaunchFailure once the context has failed; lives for ever.
+// The text of cudaErrorLaunchFailure once the context has failed. It lives for ever.
 std::atomic<const std::string*> failure_text = nullptr;
 
 void say_refused(const std::string& what) {

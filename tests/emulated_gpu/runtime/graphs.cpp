@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The run time's functions of captures, graphs, and the objects that graphs own. The driver's do
-// the work: handles, flags and errors are the same. Any thread may call.
+// The run time's functions of captures, graphs, and the objects that graphs own. The driver's
+// functions do the work: handles, flags and errors are the same. Any thread may call.
 #include "contexts.h"
 #include "errors.h"
 

@@ -125,8 +125,8 @@ EMULATED_PUBLIC cudaError_t cudaFree(void* pointer) {
   if (const CUresult error = d.check_unsafe(); error != CUDA_SUCCESS) return note(error);
   const std::optional<DeviceBlock> block = device_blocks().take(pointer);
   if (!block.has_value()) return note(cudaErrorInvalidValue);
-  // Waits for the memory's device, as the real one does. Where the context failed the driver keeps
-  // the memory, and the block is forgotten all the same.
+  // This waits for the memory's device, as the real cudaFree does. Where the context failed the
+  // driver keeps the memory, and the block is forgotten all the same.
   const CUresult waited = synchronize_device(block->device);
   const CUresult results[] = {waited, d.cuMemUnmap(address(pointer), block->bytes),
                               d.cuMemRelease(block->handle),

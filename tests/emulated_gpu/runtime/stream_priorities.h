@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The priorities that the run time's streams were created with, since the simulated driver has
-// none. A stream that the run time did not create has priority 0, as the legacy stream has. A mutex
-// guards the table; any thread may call.
+// StreamPriorities: a table of the priorities that the run time's streams were created with, since
+// the simulated driver has none. A stream that the run time did not create has priority 0, as the
+// legacy stream has. A mutex guards the table; any thread may call.
 #pragma once
 
 #include <cuda.h>

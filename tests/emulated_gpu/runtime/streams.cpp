@@ -55,7 +55,7 @@ EMULATED_PUBLIC cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t
 EMULATED_PUBLIC cudaError_t cudaStreamAddCallback(cudaStream_t stream,
                                                   cudaStreamCallback_t function, void* data,
                                                   unsigned flags) {
-  // Both kinds of error have the same numbers.
+  // A CUresult and a cudaError_t of the same error have the same number.
   return note(ready().cuStreamAddCallback(stream, reinterpret_cast<CUstreamCallback>(function),
                                           data, flags));
 }

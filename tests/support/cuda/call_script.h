@@ -25,7 +25,7 @@ inline constexpr std::string_view kCudaFunctionNames[] = {
 };
 inline constexpr size_t kCudaFunctionCount = std::size(kCudaFunctionNames);
 
-/// The index of a function in the table; kCudaFunctionCount for an unknown name.
+/// The index of a function in the table, or kCudaFunctionCount for an unknown name.
 constexpr size_t cuda_function_index(std::string_view name) {
   size_t index = 0;
   while (index < kCudaFunctionCount && kCudaFunctionNames[index] != name) ++index;

@@ -64,7 +64,7 @@ class SimulatedCaptures {
   void forget(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   void forget(CUevent event) TENCACHE_EXCLUDES(mutex_);
 
-  // What the calling thread may do. Where it may not, a capture becomes invalid.
+  // Checks of what the calling thread may do. When it may not, a capture becomes invalid.
 
   /// Whether the thread may use the stream at all.
   CUresult check_use(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
@@ -96,8 +96,8 @@ class SimulatedCaptures {
 
   Member* find(const SimulatedStream& stream) TENCACHE_REQUIRES(mutex_);
   void count() TENCACHE_REQUIRES(mutex_);
-  // The error where the stream's capture is invalid, or a blocking stream captures and the stream
-  // is the legacy one, which makes that capture invalid.
+  // Returns the error where the stream's capture is invalid, or where the stream is the legacy one
+  // and a blocking stream captures. In the second case that capture becomes invalid.
   CUresult obstacle(const SimulatedStream& stream) TENCACHE_REQUIRES(mutex_);
 
   const SimulatedDevices& devices_;

@@ -21,7 +21,8 @@ inline CopyJob copy_job_of(const SimulatedLaunch& launch) {
   return job;
 }
 
-/// `reads_may_race`: as in SimulatedDriverConfig.
+/// Adds the copy kernel to the driver's. `reads_may_race` means what it does in
+/// SimulatedDriverConfig.
 inline void add_copy_kernel(SimulatedDriver& driver, bool reads_may_race = false) {
   driver.add_kernel(kDeviceCopyKernelName,
                     {.parameter_bytes = {sizeof(CopyJob)},

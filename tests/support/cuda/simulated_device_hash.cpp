@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A chunk is a matrix of words of 16 bytes, with a row for each word of a strip and a column for
-// each lane. One vector of 32 bytes holds two lanes; their four sums of products for each pass stay
-// in the nearest cache from row to row. Only the AVX2 part is compiled for AVX2, and only on
-// x86-64. Included functions have external linkage, so the includes come before that part.
+// The hash kernel, whole chunks by AVX2. A chunk is a matrix of words of 16 bytes, with a row for
+// each word of a strip and a column for each lane. One vector of 32 bytes holds two lanes; their
+// four sums of products for each pass stay in the nearest cache from row to row. Only the AVX2 part
+// is compiled for AVX2, and only on x86-64. Included functions have external linkage, so the
+// includes come before that part.
 #include "support/cuda/simulated_device_hash.h"
 
 #if defined(__x86_64__)
@@ -165,7 +166,7 @@ void add_chunk(const HashJob& job, uint64_t chunk, HashSums& sums) {
 #pragma GCC pop_options
 #endif
 
-// run_hash_block() with whole chunks by AVX2.
+// Does the same as run_hash_block(), with AVX2 for whole chunks.
 void run_hash_block_avx2(const HashJob& job, unsigned block, unsigned blocks) {
   HashSums sums = {};
   for (uint64_t chunk = block; chunk * kHashChunkBytes < job.bytes; chunk += blocks) {

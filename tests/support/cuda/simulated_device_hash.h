@@ -11,7 +11,8 @@
 
 namespace tencache {
 
-/// `reads_may_race`: as in SimulatedDriverConfig.
+/// Adds the hash kernel to the driver's. `reads_may_race` means what it does in
+/// SimulatedDriverConfig.
 void add_hash_kernel(SimulatedDriver& driver, bool reads_may_race = false);
 
 /// Does the same as run_hash_block() (support/cuda/hash_block.h).

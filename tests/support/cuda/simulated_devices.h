@@ -51,7 +51,7 @@ class SimulatedDevices {
   bool has_device(int device) const { return device >= 0 && device < config_.device_count; }
   /// Whether the primary context is retained. REQUIRES: has_device().
   bool is_active(int device) const TENCACHE_EXCLUDES(mutex_);
-  /// The device of a context; -1 for any other value.
+  /// The device of a context, or -1 for any other value.
   int device_of(CUcontext context) const;
   /// Whether the value is a retained context of this driver.
   bool is_alive(CUcontext context) const TENCACHE_EXCLUDES(mutex_);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts the parts of the driver together and fills the table. Each of its functions finds the driver
-// that is alive, asks whether the call may happen, and passes it to the method of a part.
+// The simulated driver as a whole: this file puts the parts together and fills the table. Each
+// function of the table finds the driver that is alive, asks whether the call may happen, and
+// passes the call to the method of a part.
 #include "support/cuda/simulated_driver.h"
 
 #include <atomic>
@@ -17,8 +18,8 @@ namespace {
 
 using Parts = SimulatedDriver::Parts;
 
-// The driver that is alive, or null. Acquire and release: a thread that finds the driver finds it
-// made.
+// The driver that is alive, or null. Stores release and loads acquire, so a thread that finds the
+// driver finds it made.
 std::atomic<Parts*> alive_driver = nullptr;
 
 // The function of the table that calls a method of a part.

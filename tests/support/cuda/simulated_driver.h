@@ -71,8 +71,8 @@ class SimulatedDriver {
   void set_capturing(CUstream stream, bool is_capturing);
   /// Later work of the stream waits for let_go(). After two minutes of waiting the test ends.
   void hold(CUstream stream);
-  /// No copy after the next `but` copies begins until let_go(), whatever waits for it; likewise for
-  /// two minutes at most. REQUIRES: no copy is queued.
+  /// No copy after the next `but` copies begins until let_go(), whatever waits for it. After two
+  /// minutes of waiting the test ends. REQUIRES: no copy is queued.
   void hold_copies(int64_t but = 0);
   /// Lets all held work go on.
   void let_go();
@@ -96,8 +96,8 @@ class SimulatedDriver {
   /// registrations, streams, events, modules, retained contexts. Empty when there are none.
   std::string leaks() const;
 
-  /// The table's functions, which find the live driver themselves; for callers that must name them
-  /// before there is one.
+  /// The table's functions, which find the live driver themselves. They serve callers that must
+  /// name them before there is a driver.
   static DriverApi functions();
   /// The parts serve code that puts more functions around the table's
   /// (support/cuda/simulated_driver_parts.h).

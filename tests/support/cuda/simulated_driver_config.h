@@ -30,7 +30,7 @@ struct SimulatedDriverConfig {
   uint64_t to_device_bytes_per_s = 0;
   uint64_t to_host_bytes_per_s = 0;
   uint64_t on_device_bytes_per_s = 0;
-  // Bytes per second that a kernel launched through a module reads and writes; 0: no limit.
+  // Bytes per second that a kernel launched through a module reads and writes, or 0 for no limit.
   uint64_t kernel_bytes_per_s = 0;
   uint64_t copy_latency_ns = 0;  // added to each copy, which occupies its engine meanwhile
 
@@ -77,13 +77,13 @@ class StickyFailure {
     CUresult none = CUDA_SUCCESS;
     result_.compare_exchange_strong(none, result, std::memory_order_relaxed);
   }
-  /// CUDA_SUCCESS as long as nothing has failed.
+  /// Returns CUDA_SUCCESS as long as nothing has failed.
   CUresult result() const { return result_.load(std::memory_order_relaxed); }
   bool is_set() const { return result() != CUDA_SUCCESS; }
 
  private:
-  // Any thread writes the result once, and all read it. It orders nothing else, so it hides no race
-  // of the program from ThreadSanitizer.
+  // Only the first failure is written, by whichever thread, and all threads read it. The write
+  // orders nothing else, so it hides no race of the program from ThreadSanitizer.
   std::atomic<CUresult> result_ = CUDA_SUCCESS;
 };
 

@@ -55,7 +55,7 @@ struct SimulatedDriver::Parts {
     return kind == CallKind::kUnsafe ? streams.captures().check_unsafe() : CUDA_SUCCESS;
   }
 
-  /// The same for a function of the table, whose calls are counted and may fail by plan.
+  /// Checks the same for a function of the table, whose calls are counted and may fail by plan.
   CUresult enter(size_t function, CallKind kind) {
     const CUresult planned = script.enter(function);
     if (planned != CUDA_SUCCESS && !SimulatedStream::is_on_stream()) return planned;

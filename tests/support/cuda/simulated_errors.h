@@ -9,7 +9,7 @@
 
 namespace tencache {
 
-/// CUDA_ERROR_INVALID_VALUE and a null text for an unknown error.
+/// For an unknown error, returns CUDA_ERROR_INVALID_VALUE and gives a null text.
 CUresult simulated_error_name(CUresult result, const char** text);
 CUresult simulated_error_string(CUresult result, const char** text);
 

@@ -221,8 +221,8 @@ CUresult SimulatedMemory::unmap(CUdeviceptr address, size_t bytes) {
     void* memory = nullptr;
     if (is_in_use(begin, mapping.bytes)) {
       failure_.fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-      // Through libc, ThreadSanitizer would take the mapping for a write and report a race with the
-      // access. The race is real, but the test should see the context's failure.
+      // With libc's mmap, ThreadSanitizer would take the mapping for a write and report a race with
+      // the access. The race is real, but the test should see the context's failure.
       memory = reinterpret_cast<void*>(syscall(
           SYS_mmap, begin, mapping.bytes, PROT_READ | PROT_WRITE, kReserved | MAP_FIXED, -1, 0));
     } else {

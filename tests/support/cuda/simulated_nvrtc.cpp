@@ -136,7 +136,7 @@ NvrtcResult SimulatedNvrtc::compile(NvrtcProgram program, int option_count,
   return kNvrtcSuccess;
 }
 
-// Both sizes count the zero at the end, as NVRTC's texts have it.
+// The size of a program's image or log. It counts the zero at the end, which NVRTC's texts have.
 NvrtcResult SimulatedNvrtc::size_of(const char* name, NvrtcProgram program,
                                     std::string Program::*part, size_t* bytes) {
   if (const NvrtcResult planned = enter(name); planned != kNvrtcSuccess) return planned;

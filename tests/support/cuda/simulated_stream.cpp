@@ -161,7 +161,7 @@ void SimulatedStream::run() {
     const uint64_t begin_ns = time_ns_;
     const bool is_kernel = work->action && work->kind == WorkKind::kKernel;
     if (work->action) time_ns_ = std::max(time_ns_, work->action(*this, begin_ns));
-    // Destroys everything that the action holds before anybody sees that it has ended.
+    // This destroys everything that the action holds before anybody sees that the action has ended.
     work->action = nullptr;
     // A thread that sees the marker complete finds the stream idle too, and the other way round.
     MutexLock lock(mutex_);

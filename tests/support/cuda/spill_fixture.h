@@ -74,7 +74,7 @@ class SpillFixture : public ::testing::Test {
     return extent(index)->state() == ExtentState::kCold && !extent(index)->host_block.is_valid() &&
            extent(index)->slot.is_valid();
   }
-  /// Follows a plan that predicts these uses; null: no plan any more.
+  /// Follows a plan that predicts these uses. A null function means no plan any more.
   void follow(const FunctionUses::Function& function, uint64_t copy_ahead_bytes = 0) {
     auto uses = function ? std::make_unique<FunctionUses>(function, copy_ahead_bytes) : nullptr;
     (*engine_)->mover()->set_next_uses(uses.get());

@@ -16,7 +16,8 @@ namespace {
 
 // How often a held stream checks whether it was let go.
 constexpr uint64_t kHeldPollNs = 20'000;
-// A test that waits for its own held work ends here, and not at its time limit.
+// The longest time that a stream is held. A test that waits for its own held work ends after it,
+// and not at the test's time limit.
 constexpr uint64_t kHeldMaxNs = 120'000'000'000;
 
 }  // namespace

@@ -109,7 +109,7 @@ class StreamTable {
   /// Sets `count` words of 32 bits.
   CUresult set_words(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
 
-  /// CUDA_ERROR_INVALID_HANDLE for a stream of another device than the current one.
+  /// Returns CUDA_ERROR_INVALID_HANDLE for a stream of another device than the current one.
   CUresult launch(CUstream stream, Kernel kernel);
   /// Later work of the stream waits for let_go().
   CUresult hold(CUstream stream);
@@ -133,7 +133,7 @@ class StreamTable {
   void wait_until_idle();
   /// Waits for what the streams of the current device were given, like cuCtxSynchronize.
   CUresult synchronize();
-  /// The same, whatever the streams capture.
+  /// Does the same, whatever the streams capture.
   CUresult wait_for_device() const;
   /// REQUIRES: the stream exists.
   StreamTimes times(CUstream stream) const;
@@ -169,14 +169,14 @@ class StreamTable {
     std::shared_ptr<const Marker> last;  // null before the first record
   };
 
-  // The device whose streams the calling thread means; the first one for a thread without context.
+  // The device whose streams the calling thread means, or the first one if it has no context.
   int current_device() const;
   // The stream of that handle, or null.
   StreamPointer find(CUstream stream) const TENCACHE_EXCLUDES(mutex_);
   std::vector<StreamPointer> all_streams() const TENCACHE_EXCLUDES(mutex_);
   // Does the work's queueing, or adds the work to the graph that the stream captures.
   CUresult queue(SimulatedStream& stream, const GraphWork& work);
-  // The same for an action.
+  // Does the same for an action.
   CUresult queue(SimulatedStream& stream, SimulatedStream::Action action,
                  WorkKind kind = WorkKind::kOther);
   // Queues the program's work, behind that of the streams that its stream waits for.
@@ -186,7 +186,8 @@ class StreamTable {
   CUresult mark_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   CUresult await_event(CUevent event, SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   bool is_event_of(int device, CUevent event) const TENCACHE_EXCLUDES(mutex_);
-  // The moment that an event stands for, null if never recorded; false when there is no event.
+  // Gives the moment that an event stands for, or null if the event was never recorded. Returns
+  // false when there is no event.
   bool find_moment(CUevent event, std::shared_ptr<const Marker>* moment) const
       TENCACHE_EXCLUDES(mutex_);
   // Whether the device's work may use the value at that address.
@@ -205,7 +206,7 @@ class StreamTable {
   uint64_t perform(SimulatedStream& stream, const Uses& uses, uint64_t begin_ns, uint64_t end_ns,
                    const std::function<void()>& work, Clock clock,
                    const std::function<void()>& explain = {});
-  // The same at the beginning of its time (SimulatedDriverConfig::works_first).
+  // Does the work at the beginning of its time (SimulatedDriverConfig::works_first).
   uint64_t perform_first(SimulatedStream& stream, uint64_t begin_ns, uint64_t end_ns,
                          const std::function<void()>& work);
   // Waits for that many calls of let_go().

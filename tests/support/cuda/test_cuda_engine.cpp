@@ -22,7 +22,8 @@ uint64_t word_at(uint64_t seed, uint64_t offset) {
   return (seed + 1) * 0x9e3779b97f4a7c15u ^ offset * 0xff51afd7ed558ccdu;
 }
 
-// An eviction copies and hashes memory that is still in use, and checks later whether it changed.
+// Lets reads race: an eviction copies and hashes memory that is still in use, and checks later
+// whether the memory changed.
 SimulatedDriverConfig with_races(SimulatedDriverConfig config) {
   config.reads_may_race = true;
   return config;

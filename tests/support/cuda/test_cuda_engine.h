@@ -43,8 +43,8 @@ class TestCudaEngine {
 
   using Adjust = std::function<void(CudaEngineConfig&)>;
 
-  /// `adjust` may change the configuration before the engine is made; aborts when the engine cannot
-  /// be made. Without a copy kernel the copy engines copy, however slow they are.
+  /// Aborts when the engine cannot be made. `adjust` may change the configuration before that.
+  /// Without a copy kernel the copy engines copy, however slow they are.
   explicit TestCudaEngine(const Adjust& adjust = {}, const SimulatedDriverConfig& driver = {},
                           bool has_copy_kernel = false);
   /// Fails the test when objects of the driver are left, or when the context has failed without
@@ -71,7 +71,7 @@ class TestCudaEngine {
   /// Allocates; a failure ends the process.
   char* allocate(uint64_t bytes, CUstream stream);
   void free(void* address) { engine_->free(address); }
-  /// Null for a small block.
+  /// Returns null for a small block.
   CudaExtent* extent(const void* address) const;
   ExtentState state(const void* address) const { return extent(address)->state(); }
   /// How many freed blocks wait for streams.
@@ -90,7 +90,7 @@ class TestCudaEngine {
   /// The number of uses in which a kernel has found a wrong stamp.
   uint64_t differences() const { return differences_.load(); }
 
-  /// Makes this one extent cold; false when it stayed resident.
+  /// Makes this one extent cold. Returns false when it stayed resident.
   bool evict(const void* address);
   /// Fetches these ahead of use. Returns how many requests were carried out.
   size_t prefetch(const std::vector<const void*>& addresses);

@@ -92,7 +92,7 @@ class TraceReplay {
   TraceReplay(const TraceReplay&) = delete;
   TraceReplay& operator=(const TraceReplay&) = delete;
 
-  /// Call it once.
+  /// Replays the period and returns the figures. Call it once.
   ReplayResult run();
 
  private:

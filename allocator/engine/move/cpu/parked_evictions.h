@@ -8,7 +8,7 @@
 // program that computes on all processors would miss.
 //
 // The price: a thread that touches the extent while it is written waits. An op, a request to fetch
-// it and free() call the eviction off, which the writer looks for at each piece. Then the pages are
+// it and free() call the eviction off; the writer checks for that at each piece. Then the pages are
 // back at once, and the program goes on while the device still reads from them. The device may read
 // anything then, so the slot stays out of use until the transfer has ended. An access that nobody
 // announced waits for the end of the transfer, some milliseconds.

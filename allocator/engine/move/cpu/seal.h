@@ -5,8 +5,9 @@
 // that makes it cold. There are two kinds of window.
 //
 //   Write-protected: reads go on, the program's writes wait, and the pages go back to the kernel
-//   when the slot takes their place. The writes wait in the kernel (userfaultfd); where that is not
-//   allowed, in the fault handler (mprotect), which a thread that blocks SIGSEGV does not reach.
+//   when the slot takes their place. The writes wait in the kernel (userfaultfd). Where that is not
+//   allowed, they wait in the fault handler (mprotect), which a thread that blocks SIGSEGV does not
+//   reach.
 //
 //   Moved (mremap behind an access barrier): the pages leave for a parking extent, an extent
 //   without an owner, and are hashed there. A thread that touches the address meanwhile waits, in a
@@ -43,8 +44,8 @@ class Seal {
   Seal(CpuHeap& heap, DiskTier& disk, const AccessBarrier* access_barrier)
       : heap_(heap), disk_(disk), access_barrier_(access_barrier) {}
 
-  /// Seals the extent, proves its slot and maps it. Unless it is cold then, it is still claimed:
-  /// the caller writes it again or abandons it. `failure` is the reason of kFailed.
+  /// Seals the extent, proves its slot and maps the slot. Unless the extent is cold then, it is
+  /// still claimed: the caller writes it again or abandons it. `failure` is the reason of kFailed.
   SealOutcome make_cold(const SlotEviction& eviction, Status* failure);
 
   /// Whether an eviction would use the second kind of window now: the pages are parked, and serve

@@ -75,7 +75,7 @@ void SlotFetches::move_in_as_room_appears(std::span<Fetch> fetches,
   }
 }
 
-// Waits until nobody moves the extent any more; false when it is cold then.
+// Waits until nobody moves the extent any more. Returns false when it is cold then.
 bool SlotFetches::await_others(Extent* extent, LateFetches* late) {
   bool has_waited = false;
   uint64_t word = extent->load();
@@ -113,7 +113,7 @@ uint64_t SlotFetches::prefetch(RequestSource& requests) {
   return lacking_bytes;
 }
 
-// Begins the next fetch that is requested; false when there is none, or no room for it.
+// Begins the next fetch that is requested. Returns false when there is none, or no room for it.
 bool SlotFetches::begin_next(RequestSource& requests, std::vector<Fetch>* fetches,
                              std::vector<const Extent*>* left_cold, uint64_t* lacking_bytes) {
   *lacking_bytes = 0;

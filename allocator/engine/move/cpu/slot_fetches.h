@@ -39,7 +39,7 @@ class SlotFetches {
               ForkLatch& latch)
       : heap_(heap), disk_(disk), page_map_(page_map), ledger_(ledger), fork_latch_(latch) {}
 
-  /// These do the work of Mover::fetch and Mover::prefetch.
+  /// fetch() does the work of Mover::fetch, and prefetch() that of Mover::prefetch.
   LateFetches fetch(std::span<Extent* const> extents);
   uint64_t prefetch(RequestSource& requests);
   /// Fetches what leaves again at once, because the program wrote to it while it was cold. Nobody
@@ -51,7 +51,7 @@ class SlotFetches {
   std::optional<uint64_t> count_written(Extent* extent);
   /// Whether count_written() has claimed the extent: it is cold again in a moment.
   bool is_counted(const Extent* extent) const { return counted_.load() == extent; }
-  /// Claims a cold extent; false if it is not cold.
+  /// Claims the extent. Returns false if it is not cold.
   bool claim_cold(Extent* extent) const;
 
  private:

@@ -125,7 +125,7 @@ bool UnannouncedWrites::has_grown() {
          unexplained - unexplained_least_ >= heap_.budget().limit() / kGrowthShare;
 }
 
-// The reserve grows as far as there is room; passes make more, since it counts as use.
+// The reserve grows as far as there is room. Passes make more room, since it counts as use.
 void UnannouncedWrites::keep_reserve(bool is_writing) {
   Budget& budget = heap_.budget();
   if (!is_writing) {
@@ -217,7 +217,8 @@ EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
     if (total.bytes + batch_written_bytes >= bytes) break;
     const bool is_whole = written.written_bytes == written.extent_bytes;
     const uint64_t bytes_max = is_whole ? kBytesAtOnceMax : batch_bytes_max;
-    // To merge a few pages into a large extent would take more room than it gives.
+    // While a large extent that was written in part is merged, it takes room for all of its bytes,
+    // which is more than its written pages give back.
     const bool is_large = !is_whole && written.extent_bytes > batch_bytes_max;
     if (is_large && !heap_.may_have_room(written.extent_bytes)) continue;
     if (!batch.empty() && batch_bytes + written.extent_bytes > bytes_max) {

@@ -9,9 +9,9 @@
 // read the page map takes 0.5 ms for 1 GiB of cold extents that nobody touched, and up to 30 ms
 // where pages are there. That is too much to do often. So the thread looks every 5 to 20 ms (each
 // millisecond while the program writes) at one figure, the process's anonymous memory, which costs
-// a microsecond. It looks through the cold extents when that grew by more than the budget explains,
-// or when the last look found writes going on. Looks in vain take at most a twentieth of one
-// processor. The thread starts when the first extent becomes cold.
+// a microsecond. It looks through the cold extents when that figure grew by more than the budget
+// explains, or when the last look found writes going on. Looks in vain take at most a twentieth of
+// one processor. The thread starts when the first extent becomes cold.
 //
 // Note [Pace of unannounced writes]: a program writes to memory faster than anything reaches a
 // disk. Such a write first reads its page from the slot. So as long as room is short, and such
@@ -47,8 +47,8 @@ namespace tencache {
 class UnannouncedWrites {
  public:
   /// Once an extent is cold, looks every `interval`, less often under large budgets (down to a
-  /// quarter) and more often while the program writes; never by itself if `interval` is 0. The
-  /// other arguments outlive this object.
+  /// quarter) and more often while the program writes. If `interval` is 0, it never looks unasked.
+  /// The other arguments outlive this object.
   UnannouncedWrites(CpuHeap& heap, const PageMap& page_map, SlotFetches& fetches,
                     SlotEvictions& evictions, std::chrono::milliseconds interval);
   ~UnannouncedWrites() { stop(); }

@@ -54,12 +54,12 @@ class Flights {
   /// Ends the fetch of an extent of the batch that has no frame: it is cold again and has no room.
   void leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason);
 
-  /// Lets the streams wait for the extent unless it has arrived; true if it has. Nullopt when it is
-  /// in no flight, though it was Arriving a moment ago.
+  /// Lets the streams wait for the extent unless it has arrived. Returns true if it has. Nullopt
+  /// when it is in no flight, though it was Arriving a moment ago.
   std::optional<bool> join(const CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
   /// Whether both are in one flight: their bytes count as arrived at the same moment.
   bool are_together(const Extent* one, const Extent* other) TENCACHE_EXCLUDES(mutex_);
-  /// Waits for the flight of the extent; false when it is in none.
+  /// Waits for the flight of the extent. Returns false when it is in none.
   bool await(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
   /// Waits for the oldest flight, and returns true. False, without a wait, where there are fewer
   /// than two: another is to be queued behind the first.

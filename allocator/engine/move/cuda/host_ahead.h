@@ -59,7 +59,7 @@ class HostAhead {
     // The set of extents that are needed next has changed by some part.
     if (fetched_bytes_.fetch_add(bytes) + bytes >= headroom_bytes_ / 4) nudge();
   }
-  /// Call when somebody else tells what is needed next, or nobody any more.
+  /// Call when somebody else tells what is needed next, or nobody does any more.
   void on_plan() TENCACHE_EXCLUDES(mutex_) {
     if (headroom_bytes_ > 0) nudge();
   }

@@ -9,7 +9,8 @@
 
 namespace tencache {
 
-// A spare copy that is dropped is made again whenever its extent leaves. To grow costs time once.
+// While host memory may grow, this drops no spare copies: each would be made again when its extent
+// leaves, and growing costs time only once.
 HostBlock HostBlocks::take_at_once(uint64_t bytes) {
   HostBlock block = host_.take(bytes);
   while (!block.is_valid() && !host_.may_grow(bytes) && parts_.heap.drop_spare_copies(bytes) > 0) {

@@ -33,8 +33,8 @@ class HostBlocks {
   /// Whether blocks of cold extents can be demoted to a disk, and read back.
   bool has_disk() const { return parts_.spill != nullptr; }
 
-  /// Takes a block as far as that is quick; none where host memory has to grow or a demotion has to
-  /// make room.
+  /// Takes a block as far as that is quick. Returns none where host memory has to grow or a
+  /// demotion has to make room.
   HostBlock take_at_once(uint64_t bytes);
   /// Takes a block once there is room for it. kUnavailable where a later try may find room.
   Result<HostBlock> take(uint64_t bytes);

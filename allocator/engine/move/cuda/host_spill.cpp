@@ -110,7 +110,8 @@ HostSpill::Outcome HostSpill::demote(uint64_t bytes) {
   return outcome;
 }
 
-// Waits for the claim that lives. Returns whether any has ended since `ended` of them had.
+// Waits for the end of the claim that is alive, if any. Returns whether any claim has ended since
+// `ended` of them had.
 bool HostSpill::await_other_claim(uint64_t ended) {
   MutexLock lock(mutex_);
   const uint64_t awaited = other_claims_ + (is_claimed_ ? 1 : 0);

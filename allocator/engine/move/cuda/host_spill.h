@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // HostSpill: the disk below host memory. Where host memory is short, the copies of the coldest
-// extents are demoted: written to slots of the disk tier, their blocks given back. HostSpill also
-// reads slots back (engine/move/slot_reader.h).
+// extents are demoted: they are written to slots of the disk tier, and their blocks are given back.
+// HostSpill also reads slots back (engine/move/slot_reader.h).
 //
 // A demotion of a batch of cold extents
-//   1. claims each (busy; it stays cold). An extent that has a slot already, because it was read
-//      back from it and not written since, only gives its block back,
+//   1. claims each, which becomes busy and stays cold. An extent that has a slot already, because
+//      it was read back from it and not written since, only gives its block back,
 //   2. takes slots. Where the disk is full, slots that only save a write later are given up,
 //   3. writes the blocks from where they are, several requests in flight, and hashes them. They
 //      hold still, since nobody else has them: what the slot must return is known without a proof,
@@ -17,14 +17,14 @@
 // calls the batch off: nothing more is submitted, what is written whole is demoted, the rest stays
 // in host memory.
 //
-// While a plan is followed the coldest extents are those that it needs last, else those used
-// longest ago.
+// While a plan is followed, the coldest extents are those that it needs last. Otherwise they are
+// those used longest ago.
 //
 // One batch is demoted at a time, by a thread that needs the room, or by one that keeps some of it
 // free (engine/move/cuda/host_ahead.h). A thread that finds a demotion under way waits for its end
-// instead of looking for victims that are all claimed, and looks itself if that one found none. A
-// batch is what the disk writes in some twenty milliseconds or less. A thread that claims cold
-// extents for something else says so (OtherClaim). Another thread that finds nothing to demote
+// instead of looking for victims that are all claimed, and looks itself if that demotion found
+// none. A batch is what the disk writes in some twenty milliseconds or less. A thread that claims
+// cold extents for something else says so (OtherClaim). Another thread that finds nothing to demote
 // meanwhile waits for that claim to end, because the claimed extents can give their blocks back
 // then.
 //
@@ -69,8 +69,9 @@ class HostSpill {
   /// tells that nothing can go. REQUIRES: the thread holds a MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Sets who tells the next uses; null: nobody. While `next_uses` knows anything, extents that it
-  /// does not know go first, then those needed last; else those used longest ago.
+  /// Sets who tells the next uses. Null when nobody does. While `next_uses` knows anything, extents
+  /// that it does not know go first, then those needed last. Otherwise those used longest ago go
+  /// first.
   void set_next_uses(const NextUses* next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   struct ColdExtent {
@@ -83,7 +84,7 @@ class HostSpill {
   /// The extents that are cold now. Nobody has claimed them yet: each may be freed meanwhile, and
   /// allocated anew.
   std::vector<ColdExtent> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
-  /// How much of what is cold is to lie on disk, too; 0 without a plan.
+  /// How much of what is cold is to lie on disk, too. 0 if there is no plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
   /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
   /// leaves them their blocks. False where the disk has no room for all of it: no slot is given up

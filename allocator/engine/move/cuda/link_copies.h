@@ -8,7 +8,7 @@
 //
 // LinkCopies owns the choice of the way, and tells how much the link moves at a time.
 //
-// Threads: any; measure() on one, before any other.
+// Threads: any. Call measure() on one thread, before any other call.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@
 
 namespace tencache {
 
-/// The rings for blocks that are not pinned; null: the driver copies those. Each direction has its
-/// own: what comes back must not wait for what leaves, which waits for the program's work.
+/// The rings for blocks that are not pinned. Where a ring is null, the driver copies those blocks.
+/// Each direction has its own ring: what comes back must not wait for what leaves, which waits for
+/// the program's work.
 struct StagingRings {
   StagingRing* out = nullptr;
   StagingRing* in = nullptr;

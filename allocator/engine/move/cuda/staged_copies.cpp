@@ -74,8 +74,8 @@ Status StagedCopies::finish() {
   return Status::ok();
 }
 
-// No buffer goes back while the device may use it. Where even that wait is refused, the context is
-// broken, and nothing runs any more.
+// No buffer goes back while the device may use it, so this waits first. Where even that wait is
+// refused, the context is broken, and nothing runs any more.
 Status StagedCopies::fail(const Status& reason) {
   if (!under_way_.empty()) (void)stream_.wait_until_idle();
   for (const Piece& piece : under_way_) ring_.release(piece.buffer);

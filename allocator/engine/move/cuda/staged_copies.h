@@ -33,9 +33,9 @@ class StagedCopies {
   StagedCopies(const StagedCopies&) = delete;
   StagedCopies& operator=(const StagedCopies&) = delete;
 
-  /// The host memory may be used again when the call returns; the device has the bytes when a mark
-  /// that is made afterwards is reached. After a failure some bytes may have been copied, and
-  /// nothing is under way any more.
+  /// These two copy through buffers of the ring. When to_device() returns, the host memory may be
+  /// used again; the device has the bytes when a mark that is made afterwards is reached. After a
+  /// failure some bytes may have been copied, and nothing is under way any more.
   Status to_device(CUdeviceptr device, const char* host, uint64_t bytes);
   Status to_host(char* host, CUdeviceptr device, uint64_t bytes);
 

@@ -10,19 +10,20 @@
 namespace tencache {
 namespace {
 
-// One part has at most this many extents. Extents under way have a hash each, and those that are
-// proved have two. Two threads may evict at once.
+// One part has at most kPartMax extents, and one thread has at most kPartsMax parts under way.
+// Extents under way have a hash each, and those that are proved have two. Two threads may evict at
+// once.
 constexpr size_t kPartMax = 6;
 constexpr size_t kPartsMax = 4;
 static_assert(2 * (kPartsMax + 1) * kPartMax <= DeviceHasher::kPlaceCount);
 // While one part is finished, the link has as much to do as this many parts of full size.
 constexpr uint64_t kPartsBehind = 3;
-// While a part is copied, the thread waits for more requests, and looks this often whether the copy
-// has ended; the longer that takes, the less often.
+// While a part is copied, the thread waits for more requests, and looks whether the copy has ended,
+// at intervals that grow from kPollMin to kPollMax.
 constexpr std::chrono::nanoseconds kPollMin{50'000};
 constexpr std::chrono::nanoseconds kPollMax{500'000};
 
-/// The first request, and more until they add up to `bytes`; at most kPartMax.
+/// Returns the first request, and more until they add up to `bytes`, but at most kPartMax.
 std::span<const MoveRequest> first_part(std::span<const MoveRequest> requests, uint64_t bytes) {
   size_t count = 0;
   uint64_t part_bytes = 0;
@@ -77,8 +78,8 @@ void StreamEvictions::evict(EvictionSource& source) {
   }
 }
 
-// An eviction that is put off finds host memory once those before it are cold and can be demoted.
-// Before more is taken from the source, such an eviction is tried again.
+// Evicts what was taken. An eviction that is put off is tried again before more is taken from the
+// source: it finds host memory once those before it are cold and can be demoted.
 void StreamEvictions::evict_taken(std::vector<MoveRequest> requests, EvictionSource& source) {
   bool is_first = true;
   for (bool may_put_off = blocks_.has_disk(); !requests.empty();) {
@@ -232,7 +233,7 @@ bool StreamEvictions::take_blocks_at_once(const std::vector<Eviction>& evictions
   });
 }
 
-// An eviction that finds no room fails, unless it can be put off.
+// Takes a block for each eviction. One that finds no room fails, unless it can be put off.
 void StreamEvictions::take_blocks(std::vector<Eviction>& evictions, Run* run) {
   std::erase_if(evictions, [&](const Eviction& eviction) {
     const Status status = ensure_block(eviction.extent);
@@ -256,7 +257,7 @@ Status StreamEvictions::ensure_block(CudaExtent* extent) {
   return blocks_.take(extent->bytes).move_to(&extent->host_block);
 }
 
-// Evictions that could be queued stay in the part.
+// Queues the hashes and copies of the part. Evictions that could be queued stay in it.
 void StreamEvictions::queue(Part& part, Run* run) {
   // The memory of an extent that is freed from now on is used again only after hash and copy.
   std::erase_if(part.dirty, [&](const Eviction& eviction) {
@@ -301,8 +302,8 @@ void StreamEvictions::queue_copies(std::vector<Eviction>& evictions, Run* run) {
   }
 }
 
-// Gives up the evictions from `first` on. A part of what was refused may be under way; block and
-// hash must be nobody else's until it has ended.
+// Gives up the evictions from `first` on. Some of what was refused may be under way: nobody else
+// may get its block and hash until that has ended.
 void StreamEvictions::fail_from(size_t first, const Status& failure,
                                 std::vector<Eviction>& evictions, Run* run) {
   wait_until_idle();

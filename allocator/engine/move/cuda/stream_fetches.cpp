@@ -18,7 +18,8 @@ namespace {
 // keeps the link busy between two batches, and a request that becomes outdated has not begun long
 // before.
 constexpr double kAheadS = 5e-3;
-// A refused fetch may be granted when it is asked for again, as long as the context is alive.
+// A fetch that is refused is tried this often in all: it may be granted later, as long as the
+// context is alive.
 constexpr int kFetchTriesMax = 3;
 
 }  // namespace
@@ -64,7 +65,7 @@ std::vector<Extent*> StreamFetches::fetch_once(std::span<Extent* const> extents,
   return cold_again;
 }
 
-// Whether the op waits for the extent by itself: of a batch the device sees only the end.
+// Whether the wait for the extent is a part of its own: of a batch the device sees only the end.
 bool StreamFetches::is_apart(const Extent* last_late, const Extent* extent) {
   if (Extent::usable_in(extent->state())) return false;
   return last_late == nullptr || !flights_.are_together(last_late, extent);
@@ -79,7 +80,7 @@ std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents) 
   return claimed;
 }
 
-// Returns when the extent is usable, or the streams wait for its bytes; false when it is cold.
+// Waits until the extent is usable, or the streams wait for its bytes. False when it is cold.
 bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
                                 bool* has_landed) {
   bool has_waited = false;
@@ -116,9 +117,10 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
   }
 }
 
-// Extents that find room travel while room is made for the rest. One thread at a time does that:
-// two that each have room for a part would both go over the budget for the rest. Returns those that
-// stay cold. No permit is held while this waits: room comes from the evictor, which needs one.
+// Brings the claimed extents. Those that find room travel while room is made for the rest. Only one
+// thread at a time works in this way: two that each have room for a part would both go over the
+// budget for the rest. Returns those that stay cold. No permit is held while this waits: room comes
+// from the evictor, which needs one.
 std::vector<CudaExtent*> StreamFetches::bring_as_room_comes(std::span<CudaExtent* const> claimed,
                                                             StreamSet streams) {
   if (claimed.empty()) return {};
@@ -214,8 +216,8 @@ void StreamFetches::bring_ahead(std::span<CudaExtent* const> extents) {
   if (!batch.extents.empty()) bring(&batch);
 }
 
-// Brings the extents of the batch. Afterwards the batch has those still to bring that found no room
-// in host memory.
+// Brings the extents of the batch. Afterwards the batch holds those that found no room in host
+// memory and are still to be brought.
 void StreamFetches::bring(FetchBatch* batch) {
   const auto is_fetching = [](const CudaExtent* extent) {
     return extent->state() == ExtentState::kFetching;
@@ -270,7 +272,7 @@ void StreamFetches::bring_directly(FetchBatch* batch, CopyStream& stream) {
                     batch->is_ahead);
 }
 
-// Leaves in `extents`, which are of the batch, those that have a frame now.
+// Takes and maps frames for extents of the batch. Leaves in `extents` those that have one now.
 void StreamFetches::map_frames(std::vector<CudaExtent*>& extents, FetchBatch* batch) {
   std::erase_if(extents, [&](CudaExtent* extent) {
     const Status status =
@@ -293,8 +295,8 @@ void StreamFetches::map_frames(std::vector<CudaExtent*>& extents, FetchBatch* ba
   extents.clear();
 }
 
-// After a refusal, nothing that was queued uses the frames any more when this returns, and the
-// frames are gone.
+// Queues the copies, and a mark behind them. After a refusal, nothing that was queued uses the
+// frames any more when this returns, and the frames are gone.
 Status StreamFetches::copy_in(std::span<CudaExtent* const> extents, CopyStream& stream,
                               StreamMark* mark) {
   Status status;

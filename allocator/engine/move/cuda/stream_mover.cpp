@@ -47,8 +47,8 @@ StreamMover::StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& 
       evictions_(parts_, flights_, blocks_, link_),
       fetches_(parts_, flights_, blocks_, link_, below.direct) {}
 
-// Until its end, the heap asks about the streams that have used its memory. The mover's own are
-// gone by then, so they end here.
+// Until its own end the heap asks about the streams that have used its memory. The mover's streams
+// are gone before that, so this tells the heap that they end.
 StreamMover::~StreamMover() {
   flights_.settle(true);
   for (const auto* stream : {&streams_.out, &streams_.hash, &streams_.proof, &streams_.in_on_demand,

@@ -17,7 +17,7 @@
 // StreamMover owns the parts and the streams, and nothing of a move.
 //
 // Threads: any. Moments and Flights have a lock each, a leaf that is never held across a call of
-// the driver. HostSpill has two of its own, HostAhead one.
+// the driver. HostSpill has two locks of its own, and HostAhead has one.
 #pragma once
 
 #include <cstdint>

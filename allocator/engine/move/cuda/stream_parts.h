@@ -3,7 +3,7 @@
 // StreamParts: what the parts of a StreamMover stand on. CopyStreams: the streams of one mover.
 //
 // Each direction of the link has a stream of its own. Fetches that ops wait for do not queue behind
-// those ahead of use, nor hashes that pins wait for behind copies.
+// those ahead of use, nor do hashes that pins wait for queue behind copies.
 //
 // Threads: any; nothing changes once the mover is made.
 #pragma once
@@ -31,7 +31,7 @@ struct CopyStreams {
   StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
   /// REQUIRES: the program's streams have no numbers yet, so that each of these gets a bit of its
-  /// own. Copies to pinned host memory heed `pause`; null: they go on.
+  /// own. Copies to pinned host memory heed `pause`. Where it is null, they go on.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
                                     const CopyPause* pause);
 };
