@@ -26,7 +26,8 @@ c10::CachingAllocator::Stat cuda_stat(const tencache_gpu_count& count);
 /// The core's counts, without the shim's own.
 DeviceStats cuda_stats(const tencache_gpu* gpu);
 
-/// The segments of the pool with that id, or all; `id_of` maps the core's pool to PyTorch's id.
+/// The segments of the pool with the id `only`, or all segments if that is {0, 0}. `id_of` maps the
+/// core's number of a pool to PyTorch's id.
 std::vector<SegmentInfo> cuda_segments(const tencache_gpu* gpu, c10::DeviceIndex device,
                                        const c10::MempoolId_t& only,
                                        const std::function<c10::MempoolId_t(uint64_t)>& id_of);

@@ -12,7 +12,8 @@ namespace tencache {
 namespace {
 
 // A gap looks for its write in at most this many earlier gaps of its chain, so a chosen gap
-// concerns at most this many later ones. Weights have two gaps a micro-batch.
+// concerns at most this many later ones. A weight has two gaps in each micro-batch, so this reaches
+// over eight of these.
 constexpr int kEarlierMax = 16;
 
 /// Makes one choice of gaps. Keeps how far each bin is over the budget, and the time of the links.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which repetitions count, and their tensors: parameters by identity, activations by their place,
-// gradients that live across the border, layers that look alike but differ.
+// Which repetitions make a period, and which tensors it has: parameters are known by their
+// identity, activations by their place. Gradients may live across the end of a repetition. Layers
+// that look alike are no repetitions where their parameters differ.
 #include "learn/period.h"
 
 #include <gtest/gtest.h>

@@ -25,7 +25,8 @@ from tencache import _checkpoints
 
 Run = Callable[..., Any]
 
-# Each function writes the tensors and returns what a reader finds in the file.
+# Functions of which each saves the tensors in one format, to a file or in memory, and returns what
+# a reader finds there; and their helpers.
 WRITERS = """
     import pickle, random, stat
     import torch.distributed.checkpoint as dcp

@@ -46,7 +46,7 @@ struct PinTimes {
   std::array<uint64_t, 64> count_by_size = {};  // [n]: chunks of 2^(n-1) < bytes <= 2^n
 };
 
-/// Passes calls on and keeps their times. Threads: any.
+/// Passes calls on to another pinner, and keeps how long those of pin() took. Threads: any.
 class TimedPinner final : public HostPinner {
  public:
   explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}

@@ -371,7 +371,8 @@ struct Tensor {
   uint64_t seed = 0;
 };
 
-// Kernels write and check while the program is ahead of them. The model knows each tensor's bytes.
+// Kernels write and check tensors while the program is ahead of them. A tensor's seed tells its
+// bytes.
 TEST_F(ChangingSizesTest, NoFrameIsTakenFromUnderQueuedWork) {
   Random random;
   constexpr uint64_t kLiveBytes = 96 * kMiB;

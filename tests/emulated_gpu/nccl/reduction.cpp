@@ -13,7 +13,7 @@ namespace emulated_gpu::nccl {
 
 namespace {
 
-// The type in which a value is computed. Integers overflow as a GPU's do.
+// Converts a value to the type in which it is computed.
 template <typename T>
 T widen(T value) {
   return value;
@@ -32,6 +32,7 @@ T narrow(Wide value) {
   }
 }
 
+// Integers are computed as unsigned ones, so they wrap round on overflow, as on a GPU.
 template <typename T>
 T add(T a, T b) {
   if constexpr (std::is_integral_v<T>) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operators whose CPU kernel is missing, or takes other arguments than CUDA's, so that the emulated
-// GPU has a kernel of its own for them. A kernel composed of other operators on the device queues a
-// task for each of these. Its bits are those of its formula in this order, which need not be the
-// bits of the CPU's composite. One table names them all. Kernels have no state; any thread may call
-// them.
+// Operators for which the emulated GPU has a kernel of its own, because the CPU's kernel is
+// missing, takes other arguments than CUDA's, or differs from a GPU's in what a program can notice
+// (copies, random numbers). A kernel composed of other operators on the device queues a task for
+// each of these. Its bits are those of its formula, computed in the order in which it calls them,
+// which need not be the bits of the CPU's composite. One table names them all. Kernels have no
+// state; any thread may call them.
 #pragma once
 #include <array>
 #include <span>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StreamTable: the streams and events of the simulated driver and the work that is put into them:
-// copies, kernels, host functions, waits and writes of values. The methods of the driver have its
-// parameters.
+// copies, kernels, host functions, waits and writes of values. A method with the name of a function
+// of the driver has that function's parameters.
 //
 //   - Each device has a NULL stream of its own; a call that names the NULL stream means that of the
 //     calling thread's current device. It is CUDA's legacy stream: its work waits for what the
