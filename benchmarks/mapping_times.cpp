@@ -256,7 +256,7 @@ std::vector<Load> loads(const CopyKernel* kernel, CopyPause* pause) {
   return all;
 }
 
-/// Null where NVRTC is missing; then only the copy engines copy.
+/// Returns null where NVRTC is missing; then only the copy engines copy.
 std::unique_ptr<CopyKernel> make_kernel(const Gpu& gpu) {
   const Result<NvrtcApi> nvrtc = load_nvrtc();
   if (!nvrtc.is_ok()) {

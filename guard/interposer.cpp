@@ -87,7 +87,7 @@ bool is_of_driver(const void* function) {
 }
 
 // The function to serve for a name of the driver's: the guard's, or the driver's own where the
-// guard has none. Null where the lookup does not lead to the driver.
+// guard has none. Returns null where the lookup does not lead to the driver.
 __attribute__((noinline)) void* find_guarded(void* library, const char* name) {
   if (library == RTLD_NEXT || library == RTLD_DEFAULT) return nullptr;
   void* const real = real_dlsym()(library, name);

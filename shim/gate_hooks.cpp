@@ -38,7 +38,7 @@ bool passes_gate(const OperatorInfo& info) {
   return !info.is_split || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);
 }
 
-// Keeps the inputs of an operator whose result may keep using them.
+// Keeps the inputs of an operator resident after it, because its result may go on using them.
 __attribute__((noinline, cold)) void keep_inputs(const OperatorInfo& info,
                                                  const AccessList& accesses) {
   tencache_keep_resident(accesses.data(), accesses.count());

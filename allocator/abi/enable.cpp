@@ -33,8 +33,8 @@ struct CudaShim {
   bool has_gpu = false;
 };
 
-/// Null if the process has no such library. The library is never closed, as torch never leaves a
-/// process.
+/// Returns null if the process has no such library. The library is never closed, as torch never
+/// leaves a process.
 void* loaded_library(const std::string& name) {
   return dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
 }

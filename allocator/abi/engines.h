@@ -76,7 +76,8 @@ class Engines {
   void close();
   /// How many ops this thread has open.
   static uint32_t depth();
-  /// Null if there is nothing to hold. Extents that stay resident by invariant 3 need no hold.
+  /// Returns null if there is nothing to hold. Extents that stay resident by invariant 3 need no
+  /// hold.
   EngineHolds* hold(std::span<const Access> accesses, bool and_inner);
   static void unhold(EngineHolds* hold);
   void keep_resident(std::span<const Access> accesses) const;
@@ -86,7 +87,7 @@ class Engines {
   void expect(std::span<const Access> accesses) const;
   /// Calls Engine::admit() of every engine, up to the first that refuses.
   Status admit(std::span<const Access> accesses) const;
-  /// Null if no engine has an extent with this address.
+  /// Returns null if no engine has an extent with this address.
   Extent* find(const void* address) const;
   /// Whether the gate of any engine must be told of ops.
   bool is_armed() const;

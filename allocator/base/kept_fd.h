@@ -38,8 +38,8 @@ class FileIdentity {
   FileIdentity() = default;
   static FileIdentity of(int fd);
 
-  /// False when the number is closed or stands for another file. Where the file system gives no
-  /// answer, now or when the identity was taken, the number counts as this file's.
+  /// Returns false when the number is closed or stands for another file. Where the file system
+  /// gives no answer, now or when the identity was taken, the number counts as this file's.
   bool is_of(int fd) const;
   /// Ends the process unless the number stands for this file. `what` names the file in the message.
   void require(int fd, const char* what) const {

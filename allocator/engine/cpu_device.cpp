@@ -32,8 +32,8 @@ FaultVerdict judge_fault(const void* address) {
 }
 
 // Finds the slot that the page at `address` shows, for the message about a page that the disk does
-// not give. False where there is none. An extent that is being fetched, or freed, may lose its slot
-// meanwhile; the message is then wrong.
+// not give. Returns false where there is none. An extent that is being fetched, or freed, may lose
+// its slot meanwhile; the message is then wrong.
 bool find_lost_page(const void* address, LostPage* page) {
   const ExtentTable* table = g_table.load(std::memory_order_acquire);
   const char* directory = g_directory.load(std::memory_order_acquire);

@@ -35,7 +35,7 @@ class Device {
   Budget& budget() { return budget_; }
   Stats& stats() { return stats_; }
   virtual Heap& heap() = 0;
-  /// Null where nothing ever goes cold.
+  /// Returns null where nothing ever goes cold.
   virtual Mover* mover() = 0;
   /// The tiers below, or null where there are none.
   virtual HostTier* host() { return nullptr; }
@@ -45,7 +45,8 @@ class Device {
   virtual Result<Allocation> allocate(uint64_t bytes, void* stream) = 0;
   virtual void free(void* address) = 0;
 
-  /// Null where ops are done when they return, so that the host's clock tells how long they take.
+  /// Returns null where ops are done when they return, so that the host's clock tells how long they
+  /// take.
   virtual OpTimer* op_timer() { return nullptr; }
   /// A second timer, for the device's waits.
   virtual OpTimer* wait_timer() { return nullptr; }

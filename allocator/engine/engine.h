@@ -42,8 +42,8 @@ struct EngineConfig {
   std::optional<ChaosConfig> chaos;
   bool plans = true;  // the engine learns what repeats and moves by plan; else by last use alone
   DiskPatienceConfig disk_patience;
-  /// With plans: the period of an earlier run, which is followed from the first step. Null if there
-  /// is none.
+  /// With plans: the period of an earlier run, which is followed from the first step. It is null if
+  /// there is none.
   std::shared_ptr<const Period> stored_period = {};
   EngineHooks hooks;
 };
@@ -102,10 +102,10 @@ class Engine final : private PlanSink {
   void reset_peaks();
   Gate& gate() { return *gate_; }
   Evictor& evictor() { return *evictor_; }
-  /// Null where nothing is planned.
+  /// Returns null where nothing is planned.
   const Prefetcher* prefetcher() const { return prefetcher_.get(); }
   Recorder& recorder() { return recorder_; }
-  /// Null where nothing is planned.
+  /// Returns null where nothing is planned.
   Learner* learner() { return learner_.get(); }
 
   /// Whether this process is a child of the one that made the engine.

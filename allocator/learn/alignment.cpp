@@ -24,7 +24,7 @@ bool begin_alike(Row a, Row b) {
   return std::ranges::equal(a.first(count), b.first(count));
 }
 
-/// How many entries of each sequence to leave out. Nullopt where no run follows.
+/// How many entries of each sequence to leave out. Returns nullopt where no run follows.
 std::optional<std::pair<size_t, size_t>> next_run(Row a, Row b) {
   for (size_t left_out = 1; left_out <= kLeftOutMax; ++left_out) {
     for (size_t of_a = 0; of_a <= left_out; ++of_a) {

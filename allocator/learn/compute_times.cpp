@@ -57,7 +57,7 @@ uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLi
   return std::min(earlier_ns, *lasted_ns(log, clock, oldest));
 }
 
-// How long the op takes. Nullopt when none of the repetitions measured it.
+// How long the op takes. Returns nullopt when none of the repetitions measured it.
 std::optional<uint64_t> measured_ns(const TickLog& log, const PeriodPlace& place, uint64_t number) {
   std::vector<uint64_t> times;
   for (uint64_t back = 0; back < kRepetitionsComparedMax; ++back) {

@@ -295,8 +295,8 @@ void DeviceModel::make_room(uint64_t bytes) {
   }
 }
 
-// Waits for a tensor that was fetched ahead: it can leave again once it has arrived. False when
-// none is on the way.
+// Waits for a tensor that was fetched ahead: it can leave again once it has arrived. Returns false
+// when none is on the way.
 bool DeviceModel::await_fetch() {
   while (!never_awaited_.empty() && !is_on_its_way(never_awaited_.front())) {
     never_awaited_.pop_front();

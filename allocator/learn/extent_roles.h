@@ -41,7 +41,7 @@ class ExtentRoles {
  public:
   ExtentRoles(const TickLog& log, const PeriodPlace& place);
 
-  /// False when events of several threads were in the wrong order.
+  /// Returns false when events of several threads were in the wrong order.
   bool is_consistent() const { return is_consistent_; }
   /// The successions, in the order of their allocation.
   const std::vector<Succession>& successions() const { return successions_; }

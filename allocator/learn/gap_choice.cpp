@@ -167,8 +167,8 @@ class GapChoice {
            static_cast<double>(candidate.read_ns) * prices_.of_reading(last);
   }
 
-  // Takes off the bins in which the tensor is still leaving or already coming back. False when the
-  // links do not have the time.
+  // Takes off the bins in which the tensor is still leaving or already coming back. Returns false
+  // when the links do not have the time.
   bool shrink_to_hidden(Candidate* candidate) {
     BinTimeline::Range& away = candidate->away;
     if (away.count == 0) return false;

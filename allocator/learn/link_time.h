@@ -19,7 +19,7 @@ class LinkTime {
   explicit LinkTime(const BinTimeline& timeline);
 
   /// How many bins, from the start of the range on or from its end backwards, it takes to get `ns`
-  /// of free time, the last one in part. Nullopt when the range does not have that much.
+  /// of free time, the last one in part. Returns nullopt when the range does not have that much.
   std::optional<uint32_t> bins(const BinTimeline::Range& range, uint64_t ns, From from) const;
   /// Takes `ns` of free time likewise, or all that there is.
   void take(const BinTimeline::Range& range, uint64_t ns, From from);

@@ -35,7 +35,7 @@ class PeriodBuilder {
   }
 
  private:
-  /// Chooses the ticks of the period. False when none is left.
+  /// Chooses the ticks of the period. Returns false when none is left.
   bool choose_ticks() {
     ticks_.reserve(place_.length);
     for (uint64_t number = place_.begin; number < place_.end(); ++number) {

@@ -26,8 +26,8 @@
 
 namespace tencache {
 
-/// The period. Nullopt when each of its ticks only fills, or when the events of several threads
-/// came in a sequence that makes no sense.
+/// The period. Returns nullopt when each of its ticks only fills, or when the events of several
+/// threads came in a sequence that makes no sense.
 std::optional<Period> build_period(const TickLog& log, const PeriodPlace& place,
                                    const Recorder& recorder);
 

@@ -18,11 +18,12 @@
 
 namespace tencache {
 
-/// The later of two equal periods in a row, if it ends at the last mark. Nullopt when no small
-/// number of steps repeats there.
+/// The later of two equal periods in a row, if it ends at the last mark. Returns nullopt when no
+/// small number of steps repeats there.
 std::optional<PeriodPlace> find_marked_period(const TickLog& log);
 
-/// What lies between the last two marks. Nullopt when there are no two, or nothing lies there.
+/// What lies between the last two marks. Returns nullopt when there are no two, or nothing lies
+/// there.
 std::optional<PeriodPlace> last_segment(const TickLog& log);
 
 /// The repetitions that end at `end`, shortest first, not reaching back before `since`. Each place

@@ -70,7 +70,7 @@ class FetchSchedule {
     return plan;
   }
 
-  /// Lets fetches that an op waited for start earlier. False when none was late.
+  /// Lets fetches that an op waited for start earlier. Returns false when none was late.
   bool learn(const Simulation& simulation) {
     bool was_late = false;
     for (size_t index = 0; index < chosen_.size(); ++index) {

@@ -71,7 +71,7 @@ class TickLog {
   const LoggedTick& tick(uint64_t number) const { return ticks_[number - first_]; }
   /// The ticks at which a step ended: the first tick after each mark, ascending.
   const std::deque<uint64_t>& marks() const { return marks_; }
-  /// The life of an extent. Null when neither its allocation nor its free was seen.
+  /// The life of an extent. Returns null when neither its allocation nor its free was seen.
   const ExtentLife* life(uint64_t extent_id) const;
   /// Whether the extent existed before tick `since` and still does, as far as the log knows.
   bool is_older(uint64_t extent_id, uint64_t since) const;

@@ -85,7 +85,7 @@ class CpuHeap final : public Heap {
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
 
   /// Makes a place for the pages of an extent that leaves: Vacant, with addresses but without room.
-  /// Null where there is none.
+  /// Returns null where there is none.
   Extent* make_parking(uint64_t bytes);
   /// Caches the pages and room that the parking extent was given.
   void cache_parked(Extent* parking) TENCACHE_EXCLUDES(mutex_);

@@ -153,8 +153,8 @@ class Extent : public ExtentWord {
   bool claim_for_trim();
   /// Makes it Cached again, because its memory, or what is left of it, is kept after all.
   void cancel_trim();
-  /// Takes `busy` of a resident extent without changing its state. False when another thread has
-  /// it.
+  /// Takes `busy` of a resident extent without changing its state. Returns false when another
+  /// thread has it.
   bool try_take_busy();
   void release_busy();
   void become_vacant();

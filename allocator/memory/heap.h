@@ -164,7 +164,7 @@ class Heap {
   static void end_whole_op();
 
   /// Lets the oldest extents leave that no op has named, until they make `bytes` and the headroom
-  /// that a pass makes besides. False when none is left, or cold bytes are not usable.
+  /// that a pass makes besides. Returns false when none is left, or cold bytes are not usable.
   bool let_unnamed_leave(uint64_t bytes);
 
   /// Whether room must become free, and cached memory is not enough: a thread waits for some right
@@ -229,8 +229,8 @@ class Heap {
     const uint64_t excess_bytes = budget_.excess();
     if (excess_bytes > 0) drop_idle_cached(excess_bytes);
   }
-  /// Reserves `bytes` more of the budget, by eviction if need be. False when nothing is left that
-  /// may be evicted.
+  /// Reserves `bytes` more of the budget, by eviction if need be. Returns false when nothing is
+  /// left that may be evicted.
   bool evict_more(uint64_t bytes);
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;

@@ -28,8 +28,9 @@ StuckBytes add_up_stuck(std::span<const ListedExtent> extents, uint64_t small_by
 
 /// The subject of "... exceeds the budget": what most of the stuck bytes are.
 std::string cause_of_excess(const StuckBytes& stuck, uint64_t extent_min_bytes);
-/// What helps against this cause besides a larger budget, as the end of a sentence. Empty when
-/// nothing helps. `may_be_smaller` tells whether --extent-min may be less than it is.
+/// What helps against this cause besides a larger budget, as the end of a sentence. Returns an
+/// empty string when nothing helps. `may_be_smaller` tells whether --extent-min may be less than it
+/// is.
 std::string remedy_for_excess(const StuckBytes& stuck, bool may_be_smaller);
 
 }  // namespace tencache

@@ -29,7 +29,8 @@ constexpr int kLooksMax = 50;
 // The sanitizer has a thread of its own, which writes to no tensor. It blocks all but SIGSYS.
 constexpr uint64_t kOfThreadSanitizer = 0xfffffffe3ffbfeff;
 
-/// The text of a thread's status, which has its name first. Empty when the thread has ended.
+/// The text of a thread's status, which has its name first. Returns an empty string when the thread
+/// has ended.
 std::string_view read_status(const std::string& path, std::span<char> buffer) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.is_valid()) return {};

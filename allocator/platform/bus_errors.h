@@ -22,8 +22,8 @@ struct LostPage {
   uint64_t extent_bytes = 0;
 };
 
-/// Finds out what is behind an address of the arena. False where that is no page of the spill file.
-/// The finder runs in a signal handler, so it is lock-free and async-signal-safe.
+/// Finds out what is behind an address of the arena. It returns false where that is no page of the
+/// spill file. The finder runs in a signal handler, so it is lock-free and async-signal-safe.
 using PageFinder = bool (*)(const void* address, LostPage* page);
 
 class BusErrors {

@@ -25,8 +25,8 @@ namespace tencache {
 /// The signals that have a chain.
 enum class FaultSignal : uint8_t { kSegmentation, kBus };
 
-/// Looks at a signal first. True if the signal is done: then the instruction runs again. The filter
-/// runs in a signal handler and may change errno.
+/// Looks at a signal first. It returns true if the signal is done: then the instruction runs again.
+/// The filter runs in a signal handler and may change errno.
 using FaultFilter = bool (*)(const siginfo_t& info);
 
 class FaultChain {

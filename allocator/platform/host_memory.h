@@ -40,7 +40,7 @@ struct HostMemoryRequest {
 struct HostPlacement {
   int node = -1;  // as asked
   // Why the kernel did not bind the memory to the node, and why the threads that touched it did not
-  // run on processors of the node. Empty when they did, or no node was asked for.
+  // run on processors of the node. It is empty when they did, or no node was asked for.
   std::string bind_refusal;
   std::string threads_refusal;
   unsigned threads = 0;             // number that touched it

@@ -46,8 +46,8 @@ DefaultBudget default_device_budget(const MachineMemory& memory);
 /// little would be left to be of use.
 DefaultBudget default_host_budget(const MachineMemory& memory);
 
-/// The addresses that the limit on virtual memory (ulimit -v) leaves to this process. Nullopt where
-/// there is no limit.
+/// The addresses that the limit on virtual memory (ulimit -v) leaves to this process. Returns
+/// nullopt where there is no limit.
 std::optional<uint64_t> address_bytes_left();
 
 /// The memory that the machine, or the cgroup where that is less, has left now.

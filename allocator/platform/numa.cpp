@@ -19,7 +19,8 @@ namespace {
 constexpr int kNodesMax = 1024;  // of the largest kernels (CONFIG_NODES_SHIFT)
 constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
 
-/// Takes a number off the front of `text`. False when it has none that a cpu_set_t can hold.
+/// Takes a number off the front of `text`. Returns false when it has none that a cpu_set_t can
+/// hold.
 bool take_processor(std::string_view& text, int& processor) {
   const char* const begin = text.data();
   const auto [end, error] = std::from_chars(begin, begin + text.size(), processor);

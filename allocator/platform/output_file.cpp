@@ -212,7 +212,8 @@ bool is_socket(const std::string& path) {
   return stat(path.c_str(), &end) == 0 && S_ISSOCK(end.st_mode);
 }
 
-/// Why a file cannot be replaced, or made, in this folder. Empty if the errno's own text says it.
+/// Why a file cannot be replaced, or made, in this folder. Returns an empty string if the errno's
+/// own text says it.
 std::string folder_reason(int error_number, const std::string& folder, const struct stat& file) {
   const std::string name = "the directory " + shown(folder);
   if (error_number == ENOENT) return name + " does not exist";

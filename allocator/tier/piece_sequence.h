@@ -58,7 +58,7 @@ class PieceSequence {
   Piece* next();
 
   /// Judges the kernel's answer to the request for the rest of `piece`: bytes moved, or -errno.
-  /// True when the rest must be requested again.
+  /// Returns true when the rest must be requested again.
   bool settle(Piece& piece, int64_t answer);
 
   /// Ends the transfer for a piece that could not be requested at all.

@@ -25,7 +25,8 @@ from tencache._library import Core, guard_path
 from tencache._units import format_bytes
 
 _REASON = "reason"
-# Most kernels' default. Each extent needs up to four mappings.
+# The default of vm.max_map_count on most kernels. The core makes at most one extent for each four
+# mappings.
 _MAP_COUNT_USUAL = 65530
 
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The heap's interface without an engine: small blocks and extents, the cache, the rungs of the
-// ladder, and the error texts at its end. A RoomMaker of the test stands for the layer above.
+// The heap's interface without an engine: small blocks and extents, the cache, the steps by which
+// it makes room (Heap::climb()), and the errors where none helps. A RoomMaker of the test stands
+// for the layer above.
 #include "memory/cpu_heap.h"
 
 #include <gmock/gmock.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fetch_when_room: how early a fetch may start, by hand, and its limits on random traces.
+// fetch_when_room: how early fetches start on a trace that was worked out by hand. On random traces
+// each starts within its gap and fits into the budget.
 #include "learn/early_fetches.h"
 
 #include <gtest/gtest.h>

@@ -62,8 +62,9 @@ class TestEngine {
   uint64_t read(const Counter& counter) const { return counter.load(); }
   Stats& stats() { return engine_->stats(); }
 
-  /// Empty when the books agree: the budget with the extents, the disk tier with their slots, the
-  /// heap with itself. Waits for migrations under way. REQUIRES: no other thread uses the engine.
+  /// Returns an empty string when the books agree: the budget with the extents, the disk tier with
+  /// their slots, the heap with itself. Waits for migrations under way. REQUIRES: no other thread
+  /// uses the engine.
   std::string check_books(uint64_t small_bytes = 0);
 
  private:

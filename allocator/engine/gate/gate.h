@@ -98,7 +98,7 @@ class Gate {
   /// device busy.
   void let_fetches_go_first();
 
-  /// Null when there is nothing to hold.
+  /// Returns null when there is nothing to hold.
   Hold* hold(std::span<const Access> accesses, bool and_inner, StreamSet streams = kNoStreams);
   void unhold(Hold* hold);
   /// Marks the extents as never to be evicted. Returns how many were not marked before.

@@ -33,7 +33,7 @@ class OpTimer {
   OpTimer& operator=(const OpTimer&) = delete;
 
   /// Starts the span that `of` describes. All work that its stream is given from now on belongs to
-  /// the span. Null where the moment cannot be noted, and for several streams or none.
+  /// the span. Returns null where the moment cannot be noted, and for several streams or none.
   virtual Span* begin(const Span& of) = 0;
   /// Ends the span here; a further call extends it. Where this returns false, the caller drops the
   /// span.

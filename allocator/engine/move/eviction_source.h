@@ -23,8 +23,8 @@ class EvictionSource {
  public:
   virtual ~EvictionSource() = default;
   /// Returns what is to leave next, in this sequence (extents that are presumed clean may go
-  /// first). Empty when there is nothing for now. Of what was taken before, `bytes_under_way` have
-  /// begun to leave.
+  /// first). Returns an empty vector when there is nothing for now. Of what was taken before,
+  /// `bytes_under_way` have begun to leave.
   virtual std::vector<MoveRequest> take(uint64_t bytes_under_way) = 0;
   /// Returns after this time, or as soon as there may be more to take.
   virtual void await_more(std::chrono::nanoseconds time) { std::this_thread::sleep_for(time); }

@@ -50,7 +50,7 @@ struct MoveRequest {
 class RequestSource {
  public:
   virtual ~RequestSource() = default;
-  /// The next request. Nullopt when there is none, or an op goes first.
+  /// The next request. Returns nullopt when there is none, or when a thread that waits goes first.
   virtual std::optional<MoveRequest> take() = 0;
   /// Call when the request taken last has to wait. It is the next one again, unless it was called
   /// off.

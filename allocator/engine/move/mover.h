@@ -77,8 +77,8 @@ class Mover {
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
 
-  /// Sets who tells which copies below are needed last, where that matters. Null when nobody does.
-  /// When this returns, nobody asks the one before any more.
+  /// Sets who tells which copies below are needed last, where that matters. `next_uses` is null
+  /// when nobody does. When this returns, nobody asks the one before any more.
   virtual void set_next_uses(const NextUses* /*next_uses*/) {}
 
   /// Evicts written cold extents again until `bytes` became free or none is left, where programs

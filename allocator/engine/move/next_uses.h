@@ -16,7 +16,7 @@ namespace tencache {
 class NextUses {
  public:
   virtual ~NextUses() = default;
-  /// Ticks until each known extent is used next. Empty where nothing is known.
+  /// Ticks until each known extent is used next. Returns an empty map where nothing is known.
   virtual std::unordered_map<const Extent*, uint64_t> next_uses() const = 0;
   /// Copies to the lowest tier are made ahead of need until this much lies there.
   virtual uint64_t copy_ahead_bytes() const { return 0; }

@@ -100,7 +100,7 @@ class Evictor final : public RoomMaker {
   void work();
   std::vector<MoveRequest> take_requests() TENCACHE_EXCLUDES(mutex_);
   void await_requests(std::chrono::nanoseconds time) TENCACHE_EXCLUDES(mutex_);
-  /// Makes one pass, and returns what it freed. Nullopt when there was enough room already.
+  /// Makes one pass, and returns what it freed. Returns nullopt when there was enough room already.
   std::optional<EvictionResult> run_pass();
   uint64_t wanted_bytes(bool is_for_guesses) TENCACHE_EXCLUDES(mutex_);
   void evict_victims(uint64_t wanted_bytes, bool is_for_guesses, EvictionResult* total)

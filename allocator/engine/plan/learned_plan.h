@@ -43,7 +43,7 @@ struct LearnedKind {
 
   uint64_t number() const { return plans.front()->number; }
   const Period& period() const { return *plans.front()->period; }
-  /// The plan for sizes like these. Null when there is none.
+  /// The plan for sizes like these. Returns null when there is none.
   std::shared_ptr<const LearnedPlan> plan_for(uint64_t born_bytes) const;
   /// Takes in a plan. It replaces a stored one and those for similar sizes. Where the plans are for
   /// another kind of period, which was a worse guess, it replaces all of them. Where there is no

@@ -303,7 +303,7 @@ bool Learner::is_known_loop(const PeriodPlace& addition) {
   return false;
 }
 
-// True when the place holds a period worth planning, including one that is known.
+// Returns true when the place holds a period worth planning, including one that is known.
 bool Learner::learn(const Candidate& candidate) {
   if (Kind* known = kind_at(candidate.place)) {
     if (!candidate.is_guess) confirm(known, candidate.place);

@@ -55,7 +55,7 @@ struct LearnerSummary {
   uint64_t stored_ticks = 0;  // of the stored period; 0: there is none
   Following following;
   /// The plan of the period that was followed last, for its sizes, or else the first that was
-  /// learned. Null when there is none.
+  /// learned. It is null when there is none.
   std::shared_ptr<const LearnedPlan> learned;
   /// The smallest known budget with which that plan's period would hardly wait, even with slower
   /// links, headroom included. 0 if it is not known.
@@ -64,7 +64,7 @@ struct LearnerSummary {
 
 class Learner {
  public:
-  /// `stored` is followed from the first step. Null when there is none.
+  /// `stored` is followed from the first step. It is null when there is none.
   Learner(const Parts& parts, std::shared_ptr<const Period> stored)
       : parts_(parts),
         recorder_(*parts.recorder),

@@ -112,7 +112,7 @@ bool Neighbours::continues(const Row& row, uint64_t id) const {
   return distance * row.direction >= 0 && std::abs(distance) <= std::max(kNear, ahead);
 }
 
-// Returns the row that goes on with this extent. Null when none does.
+// Returns the row that goes on with this extent. Returns null when none does.
 const Neighbours::Row* Neighbours::go_on(uint64_t id) {
   for (Row& row : rows_) {
     if (!continues(row, id)) continue;

@@ -117,7 +117,7 @@ class PlanCursor final : public NextUses {
   /// kind.
   std::vector<uint64_t> found_extents(uint64_t kind) const TENCACHE_EXCLUDES(mutex_);
 
-  /// Empty while the place in the plans is lost.
+  /// Returns an empty map while the place in the plans is lost.
   std::unordered_map<const Extent*, uint64_t> next_uses() const override TENCACHE_EXCLUDES(mutex_);
   uint64_t copy_ahead_bytes() const override TENCACHE_EXCLUDES(mutex_);
 

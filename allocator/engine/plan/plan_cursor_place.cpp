@@ -61,7 +61,7 @@ std::vector<PlanCursor::Place> PlanCursor::places_of(uint64_t digest,
   return fitting;
 }
 
-// The only place that the last ticks fit. Nullopt when there is none or several.
+// The only place that the last ticks fit. Returns nullopt when there is none or several.
 std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
                                                       std::span<Extent* const> extents) const {
   const std::vector<Place> places = places_of(digest, extents);

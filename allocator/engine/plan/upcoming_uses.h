@@ -43,7 +43,8 @@ class UpcomingUses {
 
   /// Bytes that were requested here and have not begun to come.
   uint64_t missing_bytes() const TENCACHE_EXCLUDES(mutex_);
-  /// Places in the sequence, from where the program is. Empty when nothing is expected.
+  /// Places in the sequence, from where the program is. Returns an empty map when nothing is
+  /// expected.
   std::unordered_map<const Extent*, uint64_t> next_uses() const TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -158,9 +158,9 @@ bool BlockPool::poll(Patience patience) {
   });
 }
 
-// Makes a wholly free segment of another stream this stream's. False when none can be had. The
-// shared bit cannot be held back. So for it the segment waits, and can be had once the old owner's
-// stream is done.
+// Makes a wholly free segment of another stream this stream's. Returns false when none can be had.
+// The shared bit cannot be held back. So for it the segment waits, and can be had once the old
+// owner's stream is done.
 bool BlockPool::adopt(uint64_t bytes, StreamSet stream) {
   StreamSet excluded = stream;
   for (;;) {

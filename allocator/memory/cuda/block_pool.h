@@ -101,13 +101,13 @@ class BlockPool {
   /// REQUIRES: 0 < bytes <= kBlockBytesMax, and the set of one stream, as StreamNumbers gives it.
   /// Returns the source's Status when there is no free block and the source has no segment left.
   Result<CUdeviceptr> allocate(uint64_t bytes, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
-  /// The program is done with the block; work that it has queued may go on. False when the address
-  /// is in no segment of the pool. REQUIRES: otherwise allocate() returned it, and it is not freed
-  /// yet.
+  /// The program is done with the block; work that it has queued may go on. Returns false when the
+  /// address is in no segment of the pool. REQUIRES: otherwise allocate() returned it, and it is
+  /// not freed yet.
   bool free(CUdeviceptr address) TENCACHE_EXCLUDES(mutex_);
   /// These streams use the block, too (record_stream): it is not reused before they have done what
-  /// they were given until free(). Any address in the block will do. False when the address is in
-  /// no segment of the pool. REQUIRES: otherwise the block is not freed yet.
+  /// they were given until free(). Any address in the block will do. Returns false when the address
+  /// is in no segment of the pool. REQUIRES: otherwise the block is not freed yet.
   bool note_use(CUdeviceptr address, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
 
   /// The program's block that contains the address, if there is one.

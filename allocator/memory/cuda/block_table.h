@@ -119,11 +119,11 @@ class BlockTable {
   void add_segment(CUdeviceptr address, uint64_t bytes, StreamSet owner, bool is_small);
 
   /// Takes the smallest free block of that owner that holds the request. Cuts it to size when
-  /// enough remains, and makes it active. Null when there is none.
+  /// enough remains, and makes it active. Returns null when there is none.
   Block* take(uint64_t bytes, StreamSet owner);
   /// Takes exactly this stretch, which must lie in one free block.
   Block* take_at(CUdeviceptr address, uint64_t bytes, uint64_t requested_bytes);
-  /// The block that contains the address, in whatever state. Null when it is in no segment.
+  /// The block that contains the address, in whatever state. Returns null when it is in no segment.
   Block* find(CUdeviceptr address) const;
   /// The program is done with the block: active -> waiting. The block forgets who used it.
   void retire(Block* block);
@@ -134,7 +134,8 @@ class BlockTable {
   void claim(Block* block);
   /// Claims a segment that is one free block, which then waits until it is released or the segment
   /// is removed. The segment must fit the request and its kind, and have none of the excluded
-  /// owners. Where there are several, takes the one that became free last. Null when there is none.
+  /// owners. Where there are several, takes the one that became free last. Returns null when there
+  /// is none.
   Block* claim_whole(uint64_t bytes, StreamSet excluded_owners);
   /// Claims wholly free segments for which `accepts(const Segment&)` is true, oldest first, until
   /// they make up `bytes` or none is left.

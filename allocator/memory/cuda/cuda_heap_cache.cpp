@@ -161,8 +161,9 @@ bool CudaHeap::has_cached() const {
   return !cached_by_age_.is_empty();
 }
 
-// Waits until another thread has destroyed cached extents. False when no thread is about to, or
-// none does within a second: the other may wait for a stream that needs this thread to go on.
+// Waits until another thread has destroyed cached extents. Returns false when no thread is about
+// to, or none does within a second: the other may wait for a stream that needs this thread to go
+// on.
 bool CudaHeap::await_leaving() {
   const auto deadline = Clock::now() + kPatience;
   MutexLock lock(mutex_);
@@ -176,7 +177,7 @@ bool CudaHeap::await_leaving() {
 
 // Waits until the device is done with some of what other streams have freed so far, and drops it.
 // Gives up on streams that stand still, until they are seen to go on: one may need this thread to
-// do so. False when nothing was dropped.
+// do so. Returns false when nothing was dropped.
 bool CudaHeap::await_idle(uint64_t bytes, StreamSet stream) {
   if (bytes == 0) return false;
   std::map<StreamSet, FreeMarks::Line> others = lines_of_others(stream);

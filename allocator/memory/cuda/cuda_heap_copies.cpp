@@ -43,7 +43,7 @@ uint64_t CudaHeap::drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) {
 }
 
 // A few extents that have a copy below, from the one at this place on; cold ones only if
-// `with_cold`. None when there are no more.
+// `with_cold`. Returns an empty vector when there are no more.
 std::vector<CudaExtent*> CudaHeap::next_with_copy(bool with_cold, size_t* place) {
   std::vector<CudaExtent*> found;
   MutexLock lock(mutex_);

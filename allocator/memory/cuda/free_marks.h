@@ -48,8 +48,8 @@ class FreeMarks {
     uint64_t over = 0;   // the last one that is known to be over, with all before it
   };
   Line line(StreamSet owner) const TENCACHE_EXCLUDES(mutex_);
-  /// Waits until the stream is done with what was freed under this number. False when that is
-  /// unknown: the stream captures a graph, or the context is broken.
+  /// Waits until the stream is done with what was freed under this number. Returns false when that
+  /// is unknown: the stream captures a graph, or the context is broken.
   bool wait(StreamSet owner, uint64_t number) TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -79,8 +79,8 @@ class PinnedMemory {
   HostTier& tier() { return *tier_; }
   TimedPinner& pinner() { return *timed_pinner_; }
 
-  /// Notes that a stream of that GPU uses the block that contains the address. False when there is
-  /// no such block. Fails where the GPU cannot be opened; that must not be ignored.
+  /// Notes that a stream of that GPU uses the block that contains the address. Returns false when
+  /// there is no such block. Fails where the GPU cannot be opened; that must not be ignored.
   Result<bool> note_use(const void* address, int ordinal, CUstream stream)
       TENCACHE_EXCLUDES(mutex_);
 

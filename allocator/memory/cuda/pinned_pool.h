@@ -73,8 +73,8 @@ class PinnedPool {
   /// The program is done with the block; copies that it has queued may go on. REQUIRES: allocate()
   /// returned the address, and it is not freed yet.
   void free(void* address) TENCACHE_EXCLUDES(mutex_);
-  /// The stream uses the block that contains the address. False when there is no such block. `gpu`
-  /// is that of the stream and outlives the pool.
+  /// The stream uses the block that contains the address. Returns false when there is no such
+  /// block. `gpu` is that of the stream and outlives the pool.
   bool note_use(const void* address, StreamNumbers& gpu, CUstream stream) TENCACHE_EXCLUDES(mutex_);
   /// Whether the address lies in a block that is the program's.
   bool contains(const void* address) const TENCACHE_EXCLUDES(mutex_);

@@ -37,7 +37,7 @@ class PrivatePools {
 
   /// Makes a pool and returns its number, which is never 0 and never reused.
   uint64_t make() TENCACHE_EXCLUDES(mutex_);
-  /// The pool of that number. Null when there is none.
+  /// The pool of that number. Returns null when there is none.
   PoolPtr find(uint64_t number) const TENCACHE_EXCLUDES(mutex_);
   /// Gives the pool's free segments back, and forgets the pool if it is empty then. REQUIRES: the
   /// device is done with everything that was freed in it, and nobody allocates in it any more.

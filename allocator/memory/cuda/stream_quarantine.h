@@ -56,8 +56,8 @@ class StreamQuarantine {
   /// `what` names the memory in messages.
   StreamQuarantine(const char* what, OnFailure on_failure) : what_(what), on_failure_(on_failure) {}
 
-  /// The item was freed and waits for these streams. True when enough has gathered since the last
-  /// poll that it is time for another.
+  /// The item was freed and waits for these streams. Returns true when enough has gathered since
+  /// the last poll that it is time for another.
   bool add(Item item, StreamUses uses) TENCACHE_EXCLUDES(mutex_) {
     Entry entry = {std::move(item), std::move(uses), {}, false, false};
     (void)mark(entry);

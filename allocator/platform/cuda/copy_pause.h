@@ -2,14 +2,16 @@
 //
 // CopyPause: copies to the host stop while the driver maps memory. The driver seems to write page
 // tables with the engine that copies to the host, and the two take turns of a millisecond: on an
-// H200 access to one handle takes 0.5 to 1.1 ms while copies are queued, and access to four takes
+// H200 cuMemSetAccess() of one handle takes 0.5 to 1.1 ms while copies are queued, and of four
 // 4 ms. Where the copies pause it takes 0.2 and 0.3 ms (benchmarks/gpu/results/mappings.md). A copy
 // is queued in pieces, and before each of them the stream waits, on the device, until no thread
-// pauses. The waits alone cost 1 % of the link, 2.5 % where it is busy in both directions.
+// makes the copies pause. The waits alone cost 1 % of the link, 2.5 % where it is busy in both
+// directions.
 //
 // Calls like cudaFree wait for the device, and may keep other threads from mapping. If one of them
-// waits for a copy, the copy for a mapping, and the mapping for that call, none of them ends. So a
-// thread of its own, tencache-pause, lets the copies go on where they were held for too long.
+// waits for a copy, the copy for a mapping, and the mapping for that call, none of them ends. So
+// CopyPause has a thread, tencache-pause, which lets the copies go on where they were held for too
+// long.
 //
 // Invariant: the word in host memory, which the streams read, is -1 while copies are held, else 0.
 //

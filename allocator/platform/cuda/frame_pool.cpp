@@ -171,8 +171,8 @@ Frame FramePool::make_frame(Handles handles, bool is_small) {
   return {std::move(handles), bytes, is_small};
 }
 
-// Creates the handles that a frame still misses. Their room is counted already. After a refusal
-// the handles so far are free.
+// Creates the handles that a frame still lacks. Their room is counted already. If the driver
+// refuses one, those that the frame has so far become free handles of the pool.
 Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool is_small) {
   Status status;
   while (missing_bytes > 0) {

@@ -69,7 +69,7 @@ class Program {
   NvrtcProgram program_ = nullptr;
 };
 
-// The log of a compilation. Empty when there is none, or NVRTC does not give it.
+// The log of a compilation. Returns an empty string when there is none, or NVRTC does not give it.
 std::string log_of(const NvrtcApi& nvrtc, NvrtcProgram program) {
   size_t bytes = 0;
   if (nvrtc.log_size(program, &bytes) != kNvrtcSuccess || bytes <= 1) return "";

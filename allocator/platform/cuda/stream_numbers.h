@@ -76,7 +76,8 @@ class StreamNumbers {
 
   /// Whether the stream is capturing a CUDA graph, as far as the driver says.
   bool is_capturing(CUstream stream) const;
-  /// Sets the calling thread's mode and returns the one before. Nullopt where the driver refuses.
+  /// Sets the calling thread's mode and returns the one before. Returns nullopt where the driver
+  /// refuses.
   std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
 
   /// Appends one mark for each stream of the set, for all work that the stream has been given so
@@ -91,8 +92,8 @@ class StreamNumbers {
   /// the shared bit could not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// Records the event in the stream. False when the set is not one stream, when that stream is
-  /// capturing or was destroyed, or when the driver refuses.
+  /// Records the event in the stream. Returns false when the set is not one stream, when that
+  /// stream is capturing or was destroyed, or when the driver refuses.
   bool record(CUevent event, StreamSet stream) TENCACHE_EXCLUDES(mutex_);
 
  private:

@@ -39,8 +39,8 @@ class TencacheCallback(Callback):  # type: ignore[misc]
         # Where gradients are accumulated, several batches end at one step.
         if loop._should_accumulate():
             return
-        # Lightning logs what the program gives it under this number of such batches, counted from
-        # 0, however many optimizers have made a step.
+        # Lightning's own number of a step, for logs: how many batches before have ended in a step.
+        # A batch counts once, however many optimizers have made a step.
         number = loop._batches_that_stepped
         if every == 0 or (number + 1) % every != 0:
             return

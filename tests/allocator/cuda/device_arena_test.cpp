@@ -80,7 +80,7 @@ TEST_F(DeviceArenaTest, NeighboursAreGrantedAccessTogether) {
   for (const FramePlace& mapped : mapped_) expect_usable(mapped, 7);
 }
 
-// A frame of several handles is one range, granted access and unmapped at once.
+// A frame of several handles is one range: one call grants access to all of it, and one unmaps it.
 TEST_F(DeviceArenaTest, HandlesOfAFrameLieOneBehindAnother) {
   const FramePlace there = place(2 * kUnit, 7 * kUnit);
   ASSERT_EQ(there.frame.handles.size(), 3u);

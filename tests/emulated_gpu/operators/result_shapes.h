@@ -27,7 +27,7 @@ struct Shapes {
 
 class ResultShapes {
  public:
-  /// Null where the Meta kernel throws: the call may be wrong, or Meta has no answer.
+  /// Returns null where the Meta kernel throws: the call may be wrong, or Meta has no answer.
   std::shared_ptr<const Shapes> find(const OperatorHandle& op,
                                      const std::vector<IValue>& arguments);
 

@@ -17,7 +17,7 @@ namespace emulated_gpu::operators {
 class ShapeKey {
  public:
   ShapeKey() { put(c10::get_default_dtype_as_scalartype()); }
-  /// False where the value is of an unknown kind; the key is worthless then.
+  /// Returns false where the value is of an unknown kind; the key is worthless then.
   bool add(const IValue& value);
   const std::string& bytes() const { return bytes_; }
 

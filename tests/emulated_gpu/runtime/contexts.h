@@ -16,7 +16,7 @@ const Driver& ready();
 bool has_device(int device);
 /// Whether each device may use the memory of each other one (EMULATED_GPU_PEERS).
 bool has_peers();
-/// Null where the driver gives none. REQUIRES: has_device(device).
+/// Returns null where the driver gives none. REQUIRES: has_device(device).
 CUcontext context_of(int device);
 int current_device();
 CUresult set_current_device(int device);

@@ -93,7 +93,8 @@ class SimulatedDriver {
   void wait_until_idle();
 
   /// The objects that are still alive, one line each: reservations, mappings, handles,
-  /// registrations, streams, events, modules, retained contexts. Empty when there are none.
+  /// registrations, streams, events, modules, retained contexts. Returns an empty string when there
+  /// are none.
   std::string leaks() const;
 
   /// The table's functions, which find the live driver themselves. They serve callers that must

@@ -98,8 +98,9 @@ class TestCudaEngine {
   void expect_failed_context() { may_fail_ = true; }
   void allow_leaks() { may_leak_ = true; }
 
-  /// Empty when the books agree: the budget with extents and segments, the host and disk tiers with
-  /// the copies, the heap with itself. REQUIRES: no other thread uses the engine.
+  /// Returns an empty string when the books agree: the budget with extents and segments, the host
+  /// and disk tiers with the copies, the heap with itself. REQUIRES: no other thread uses the
+  /// engine.
   std::string check_books();
 
  private:

@@ -56,8 +56,8 @@ class Seal {
 
   // The steps of the second kind of window, for extents that are written in it.
 
-  /// Seals the extent. False when it is in use, or was used since the claim; it may be sealed even
-  /// so.
+  /// Seals the extent. Returns false when it is in use, or was used since the claim; it may be
+  /// sealed even so.
   static bool close_unused(const SlotEviction& eviction);
   /// Moves the pages of a sealed extent to a parking extent. A thread that touches the address
   /// waits from then on. Null, and nothing has happened, where the kernel does not move them.

@@ -53,7 +53,8 @@ std::vector<SlotEviction> SlotEvictions::claim(std::span<Extent* const> extents)
   return evictions;
 }
 
-// False where a thread that blocks SIGSEGV may write to the extent in the window, and die of that.
+// Returns false where a thread that blocks SIGSEGV may write to the extent in the window, and die
+// of that.
 bool SlotEvictions::may_be_sealed(const Extent* extent) const {
   return !extent->is_written_unannounced.load(std::memory_order_relaxed) ||
          !seal_.needs_signal(extent) || !is_blocked_by_any_thread(SIGSEGV);

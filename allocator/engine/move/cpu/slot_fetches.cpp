@@ -294,7 +294,7 @@ std::vector<SlotFetches::Fetch> SlotFetches::claim(std::span<Extent* const> exte
   return fetches;
 }
 
-// False when the kernel refuses; the extent is cold again then.
+// Returns false when the kernel refuses; the extent is cold again then.
 bool SlotFetches::make_scratch(Fetch* fetch, std::vector<const Extent*>* left_cold) {
   const Status status = heap_.arena().make_scratch(fetch->extent->bytes).move_to(&fetch->scratch);
   if (!status.is_ok()) leave_cold(*fetch, status, left_cold);

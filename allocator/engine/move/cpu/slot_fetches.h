@@ -46,8 +46,8 @@ class SlotFetches {
   /// waits for such a fetch, and it must not wait for room: it makes some.
   void fetch_to_evict(std::span<Extent* const> extents);
   /// Books what the program wrote to the extent while it is cold, and returns how many bytes that
-  /// is in all. Nullopt where the extent is not cold, or nobody can tell. A thread that wants the
-  /// extent meanwhile waits.
+  /// is in all. Returns nullopt where the extent is not cold, or nobody can tell. A thread that
+  /// wants the extent meanwhile waits.
   std::optional<uint64_t> count_written(Extent* extent);
   /// Whether count_written() has claimed the extent: it is cold again in a moment.
   bool is_counted(const Extent* extent) const { return counted_.load() == extent; }

@@ -69,9 +69,9 @@ class HostSpill {
   /// tells that nothing can go. REQUIRES: the thread holds a MigrationPermit.
   Outcome demote(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
 
-  /// Sets who tells the next uses. Null when nobody does. While `next_uses` knows anything, extents
-  /// that it does not know go first, then those needed last. Otherwise those used longest ago go
-  /// first.
+  /// Sets who tells the next uses. `next_uses` is null when nobody does. While `next_uses` knows
+  /// anything, extents that it does not know go first, then those needed last. Otherwise those used
+  /// longest ago go first.
   void set_next_uses(const NextUses* next_uses) TENCACHE_EXCLUDES(plan_mutex_, mutex_);
 
   struct ColdExtent {
@@ -87,9 +87,9 @@ class HostSpill {
   /// How much of what is cold is to lie on disk, too. 0 if there is no plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
   /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
-  /// leaves them their blocks. False where the disk has no room for all of it: no slot is given up
-  /// for a copy that may wait. REQUIRES: the thread holds a MigrationPermit, and an OtherClaim
-  /// lives.
+  /// leaves them their blocks. Returns false where the disk has no room for all of it: no slot is
+  /// given up for a copy that may wait. REQUIRES: the thread holds a MigrationPermit, and an
+  /// OtherClaim lives.
   bool copy(uint64_t bytes) TENCACHE_EXCLUDES(plan_mutex_);
   /// How many bytes are worth reading at once.
   uint64_t read_batch_bytes() const;

@@ -43,11 +43,11 @@ class Moments {
   StreamSet users_of(const Extent& extent) const {
     return extent.used_by.load(std::memory_order_relaxed) & ~evictions_;
   }
-  /// Marks the streams that have used what is requested to leave. Null when the streams cannot be
-  /// marked now; then they are marked when the request is carried out.
+  /// Marks the streams that have used what is requested to leave. Returns null when the streams
+  /// cannot be marked now; then they are marked when the request is carried out.
   MomentPtr mark_users(std::span<const MoveRequest> requests) TENCACHE_EXCLUDES(mutex_);
-  /// The first moment known after the last use. Null when the extent was used since the last
-  /// moment, or when that cannot be told.
+  /// The first moment known after the last use. Returns null when the extent was used since the
+  /// last moment, or when that cannot be told.
   MomentPtr after_uses(const MoveRequest& request) TENCACHE_EXCLUDES(mutex_);
 
  private:

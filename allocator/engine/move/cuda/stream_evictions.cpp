@@ -222,9 +222,9 @@ StreamEvictions::Part StreamEvictions::claim(std::span<const MoveRequest> reques
   return part;
 }
 
-// Takes blocks as far as that is quick. False when the rest keeps this thread busy: host memory has
-// to grow, a demotion has to make room in it, or the thread takes part in the copy to a block that
-// is not pinned.
+// Takes blocks as far as that is quick. Returns false when the rest keeps this thread busy: host
+// memory has to grow, a demotion has to make room in it, or the thread takes part in the copy to a
+// block that is not pinned.
 bool StreamEvictions::take_blocks_at_once(const std::vector<Eviction>& evictions) {
   return std::ranges::all_of(evictions, [this](const Eviction& eviction) {
     HostBlock& block = eviction.extent->host_block;

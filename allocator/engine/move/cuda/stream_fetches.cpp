@@ -80,7 +80,8 @@ std::vector<CudaExtent*> StreamFetches::claim(std::span<Extent* const> extents) 
   return claimed;
 }
 
-// Waits until the extent is usable, or the streams wait for its bytes. False when it is cold.
+// Waits until the extent is usable, or the streams wait for its bytes. Returns false when it is
+// cold.
 bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetches* late,
                                 bool* has_landed) {
   bool has_waited = false;
