@@ -30,8 +30,8 @@ COMPILER = "g++-12"
 BUILD_PACKAGES = ("ccache", COMPILER, "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 OS_RELEASE = Path("/etc/os-release")
 RELEASE = OS_RELEASE.read_text().splitlines() if OS_RELEASE.exists() else []
-# Clang's sanitizers link with this library; in Ubuntu 22.04 clang-14 itself brings it.
 IS_JAMMY = "VERSION_CODENAME=jammy" in RELEASE
+# Clang's sanitizers link with this library; in Ubuntu 22.04 clang-14 itself brings it.
 SANITIZER_PACKAGES = () if IS_JAMMY else ("libclang-rt-14-dev",)
 # A browser without a window opens the page of `tencache report`. Ubuntu's is a snap, which a
 # container cannot install; there the test is skipped unless another browser is found.

@@ -27,9 +27,9 @@ bool is_alike(const LoggedTick& a, const LoggedTick& b) {
          TickDigest::with_size(b.digest, bytes_named(b));
 }
 
-// How long a tick lasted. Nullopt for the newest tick of all, which has not ended yet. Rings of
-// several threads are read one after another, so a tick may have begun before the one that it
-// follows in the log.
+// Returns how long a tick lasted, or nullopt for the newest tick of all, which has not ended yet.
+// Rings of several threads are read one after another, so a tick may have begun before the one that
+// it follows in the log.
 std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock, uint64_t number) {
   if (number + 1 >= log.end()) return std::nullopt;
   const LoggedTick& tick = log.tick(number);

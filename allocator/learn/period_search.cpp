@@ -48,7 +48,8 @@ uint64_t ticks_with_old_extents(const TickLog& log, uint64_t since, uint64_t end
   return end - since + 1;
 }
 
-/// The fewest ticks that are enough of a second copy of `length` ticks.
+/// How many ticks of a second copy must agree before `length` ticks count as repeated.
+/// `with_old_extents`: see ticks_with_old_extents().
 uint64_t enough_ticks(uint64_t length, uint64_t with_old_extents) {
   return std::min(length, std::max({kAgreedTicksMin, length / kAgreedPart, with_old_extents}));
 }

@@ -123,7 +123,8 @@ class Recorder {
   void name_extent(uint64_t extent_id, std::string_view name) TENCACHE_EXCLUDES(mutex_);
   /// Whether any extent has had a name. Costs one relaxed load.
   bool has_names() const { return has_names_.load(std::memory_order_relaxed); }
-  /// The extent is freed. Its name stays for traces, until many others have ended later.
+  /// Call when the extent is freed. Its name stays for traces until many others have ended after
+  /// it.
   void end_name(uint64_t extent_id) TENCACHE_EXCLUDES(mutex_);
   std::map<uint64_t, std::string> extent_names() const TENCACHE_EXCLUDES(mutex_);
 

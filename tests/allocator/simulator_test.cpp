@@ -146,8 +146,8 @@ TEST(SimulatorTest, AHalfDuplexLinkTakesTurns) {
   EXPECT_GE(step_ns(true), step_ns(false));
 }
 
-/// A cache that picks victims when no plan does and moving takes no time: for each victim it looks
-/// at every tensor and every op.
+/// A naive model of how victims are picked without a plan. Its moves take no time, and for each
+/// victim it looks at every tensor and every op.
 class NaiveCache {
  public:
   NaiveCache(const Trace& trace, Victim rule, uint64_t budget_bytes)

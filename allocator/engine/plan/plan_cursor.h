@@ -113,8 +113,8 @@ class PlanCursor final : public NextUses {
 
   Following following() const TENCACHE_EXCLUDES(mutex_);
 
-  /// Period::extent_ids of a stored kind, as far as they are known by now. Empty for any other
-  /// kind.
+  /// Period::extent_ids of a stored kind, as far as they are known by now. Returns none for any
+  /// other kind.
   std::vector<uint64_t> found_extents(uint64_t kind) const TENCACHE_EXCLUDES(mutex_);
 
   /// Returns an empty map while the place in the plans is lost.
@@ -136,8 +136,8 @@ class PlanCursor final : public NextUses {
     std::vector<NotedExtent> bindings;  // by tensor; null while none stands for it
     std::optional<StoredRoles> roles;   // of a stored kind
     std::vector<bool> has_own_size;     // by tensor: whether its size tells the plans apart
-    // The tensors that exist throughout, by extent id. Empty for a stored kind, whose roles know
-    // them.
+    // The tensors that exist throughout, by extent id. There are none for a stored kind, whose
+    // roles know them.
     std::unordered_map<uint64_t, uint32_t> known_tensors;
     // The newest accesses to tensors whose sizes tell the plans apart, a ring.
     std::array<SizedAccess, kSizedAccesses> sized_accesses = {};

@@ -130,7 +130,7 @@ class BlockTable {
   /// Nobody uses the block any more: waiting -> free, joined with its free neighbours.
   void release(Block* block);
 
-  /// A free block waits, until it is released or its segment is removed.
+  /// Claims a free block: free -> waiting, until it is released or its segment is removed.
   void claim(Block* block);
   /// Claims a segment that is one free block, which then waits until it is released or the segment
   /// is removed. The segment must fit the request and its kind, and have none of the excluded

@@ -64,7 +64,7 @@ class StreamNumbers {
   /// library has made for a moment.
   StreamSet find_set_of(CUstream stream) const;
 
-  /// The handle of a set of one, not for the driver. Null for any other set.
+  /// The handle of a set of one, not for the driver. Returns null for any other set.
   CUstream stream_of(StreamSet set) const TENCACHE_EXCLUDES(mutex_);
 
   /// Call before the stream is destroyed. Where the program destroys it, call end_everywhere().

@@ -4,8 +4,8 @@
 // without a stand-in: by name, on stderr, with cudaErrorNotSupported. The output of a refused
 // kernel is missing, whether or not somebody checks its launch. So a refused kernel fails the
 // context, and the text of cudaErrorLaunchFailure names it from then on. With EMULATED_GPU_ABORT in
-// the environment a refusal ends the process. An error of the driver has the run time's number,
-// except a few that the emulation never returns. Any thread may call.
+// the environment a refusal ends the process. An error of the driver has the same number as the
+// runtime's, except for a few errors that the emulation never returns. Any thread may call.
 #pragma once
 
 #include <cuda.h>
