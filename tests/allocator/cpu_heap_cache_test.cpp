@@ -24,10 +24,10 @@ namespace {
 
 constexpr uint64_t kBudget = 160 * kMiB;
 
-/// A budget of kBudget, with room scarce above 70 % of it.
-TestEngine::Adjust small_budget() {
-  return [](CpuEngineConfig& config) {
-    config.budget_bytes = kBudget;
+/// Room is scarce above 70 % of the budget.
+TestEngine::Adjust small_budget(uint64_t bytes = kBudget) {
+  return [bytes](CpuEngineConfig& config) {
+    config.budget_bytes = bytes;
     config.arm_at = 0.7;
   };
 }
@@ -373,8 +373,7 @@ INSTANTIATE_TEST_SUITE_P(Userfaultfd, HeapFramesTest,
 TEST_P(HeapFramesTest, EachKeepsItsOwnBytes) {
   Random random;
   TestEngine engine([](CpuEngineConfig& config) {
-    config.budget_bytes = 40 * kMiB;
-    config.arm_at = 0.7;
+    small_budget(40 * kMiB)(config);
     config.userfaultfd = GetParam();
   });
   struct Block {
