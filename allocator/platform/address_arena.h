@@ -51,9 +51,9 @@ class AddressArena {
 
   /// Makes a reserved range readable and writable; pages appear, zeroed, on first touch.
   Status commit(char* address, uint64_t bytes);
-  /// Gives the range's pages back and makes it inaccessible again, whatever stood behind it. False
-  /// where no mapping is left for that (vm.max_map_count): then the pages went, but the range stays
-  /// accessible, and a file that is mapped there stays mapped.
+  /// Gives the range's pages back and makes it inaccessible again, whatever stood behind it.
+  /// Returns false where no mapping is left for that (vm.max_map_count): then the pages went, but
+  /// the range stays accessible, and a file that is mapped there stays mapped.
   bool decommit(char* address, uint64_t bytes);
   /// Makes the range read-only, for the protected window of an eviction or a merge.
   Status protect(char* address, uint64_t bytes);

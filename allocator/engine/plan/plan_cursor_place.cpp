@@ -68,10 +68,10 @@ std::optional<PlanCursor::Place> PlanCursor::place_of(uint64_t digest,
   return places.size() == 1 ? std::optional(places.front()) : std::nullopt;
 }
 
-// The only place that fits if extents that are not known may be those of a stored period. Nullopt
-// where a place in a plan of this run fits, too. While no extent is known, layers that look alike
-// make several places fit. Then the program is at the period's beginning, if it has just begun or
-// did something else before.
+// The only place that fits if extents that are not known may be those of a stored period. Returns
+// nullopt where a place in a plan of this run fits, too. While no extent is known, layers that look
+// alike make several places fit. Then the program is at the period's beginning, if it has just
+// begun or did something else before.
 std::optional<PlanCursor::Place> PlanCursor::stored_place_of(
     uint64_t digest, std::span<Extent* const> extents) const {
   const auto is_stored = [](const BoundPlan& bound_plan) { return bound_plan.roles.has_value(); };

@@ -54,8 +54,8 @@ class Flights {
   /// Ends the fetch of an extent of the batch that has no frame: it is cold again and has no room.
   void leave_cold(CudaExtent* extent, FetchBatch* batch, const Status& reason);
 
-  /// Lets the streams wait for the extent unless it has arrived. Returns true if it has. Nullopt
-  /// when it is in no flight, though it was Arriving a moment ago.
+  /// Lets the streams wait for the extent unless it has arrived. Returns true if it has. Returns
+  /// nullopt when it is in no flight, though it was Arriving a moment ago.
   std::optional<bool> join(const CudaExtent* extent, StreamSet streams) TENCACHE_EXCLUDES(mutex_);
   /// Whether both are in one flight: their bytes count as arrived at the same moment.
   bool are_together(const Extent* one, const Extent* other) TENCACHE_EXCLUDES(mutex_);
