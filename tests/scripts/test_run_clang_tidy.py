@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """run_clang_tidy: which files it checks, and when it checks one again."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,47 @@ def test_another_clang_tidy_makes_every_file_due(
     assert configuration("21.1.1") != before
     monkeypatch.setattr(run_clang_tidy, "ARGUMENTS", ("--quiet",))
     assert configuration("21.1.0") != before
+
+
+def test_sources_of_a_folder_are_read_in_one_piece(tmp_path: Path) -> None:
+    first, second = (entry(tmp_path, f"core/base/{name}.cpp") for name in "ab")
+    other_folder = entry(tmp_path, "core/tier/a.cpp")
+    other_options = entry(tmp_path, "core/base/c.cpp")
+    other_options["command"] = "g++ -O2"
+    alone = [entry(tmp_path, f"core/base/{name}.cpp") for name in ("pragma", "using")]
+    (tmp_path / "core/base/pragma.cpp").write_text('#pragma GCC target("avx2")\n')
+    (tmp_path / "core/base/using.cpp").write_text("using tencache::Status;\n")
+    for each in (first, second, other_folder, *alone):
+        each["command"] = f"g++ -O1 -o a.o -c {each['file']}"
+    assert run_clang_tidy.flags_of(first) == ("-O1",)
+    every = [first, alone[0], other_options, second, other_folder, alone[1]]
+    assert run_clang_tidy.units(every) == [
+        [first, second],
+        [alone[0]],
+        [other_options],
+        [other_folder],
+        [alone[1]],
+    ]
+    many = [entry(tmp_path, f"core/many/{number}.cpp") for number in range(17)]
+    assert [len(unit) for unit in run_clang_tidy.units(many)] == [16, 1]
+
+
+@pytest.mark.skipif(
+    not (Path(sys.executable).parent / "clang-tidy").exists(),
+    reason="clang-tidy is only in the environment that lints",
+)
+def test_a_fault_is_found_in_every_source_of_a_piece(tmp_path: Path) -> None:
+    # .clang-tidy shows what it finds in folders of this name.
+    unit = [
+        entry(tmp_path, f"allocator/base/{name}.cpp") for name in ("clean", "analyzed", "named")
+    ]
+    (tmp_path / "allocator/base/analyzed.cpp").write_text(
+        "int divided(int by) {\n  if (by == 0) return 1 / by;\n  return by;\n}\n"
+    )
+    (tmp_path / "allocator/base/named.cpp").write_text("int Capital() { return 1; }\n")
+    clang_tidy = Path(sys.executable).parent / "clang-tidy"
+    is_clean, text = run_clang_tidy.check(clang_tidy, unit)
+    assert not is_clean
+    assert "analyzed.cpp:2:25: error: Division by zero" in text
+    assert "named.cpp:1:5: error: invalid case style" in text
+    assert run_clang_tidy.check(clang_tidy, unit[:1]) == (True, "")
