@@ -24,6 +24,7 @@ Json header(const Trace& trace, const Machine& machine, const std::string& run_i
                {"read_work_ns_per_byte", machine.read_work_ns_per_byte},
                {"write_work_ns_per_byte", machine.write_work_ns_per_byte},
                {"drop_work_ns_per_byte", machine.drop_work_ns_per_byte}});
+  if (machine.is_half_duplex) line["half_duplex"] = true;
   return line;
 }
 

@@ -17,9 +17,10 @@
 // stats of the process, so that a reader knows whether both are of one run. `fixed_bytes` are on
 // the device all the time, besides the tensors. `peak_bytes` is the most that exists at one time.
 // `device_budget_bytes` is the budget under which the period was seen. The two bandwidths are as
-// measured. So is the processor time that moving a byte takes from the program: to read it back, to
-// write it, and to let it go, which is added to writing. Another tool's file may leave out any of
-// these sizes, bandwidths and times, which means 0: unknown, or no processor time.
+// measured; where `half_duplex` is true, reads and writes take turns at them. Measured, too, is the
+// processor time that moving a byte takes from the program: to read it back, to write it, and to
+// let it go, which is added to writing. Another tool's file may leave out any of these sizes,
+// bandwidths and times, which means 0: unknown, or no processor time.
 //
 // Then comes one line per tensor, in any order. `id` is a whole number, unique to the tensor. The
 // tensor is there from the start of op number `allocated_at` to the end of op number `freed_at`,

@@ -57,6 +57,7 @@ class Period:
     drop_work_ns_per_byte: float
     device_budget_bytes: int
     op_names: list[bytes]
+    is_half_duplex: bool  # reads and writes take turns at their speeds
     unordered_line: int  # the first op of which the file does not tell the order; 0: none
     run_id: object = None  # as in the stats of the run that recorded it; None: the file has none
 
@@ -136,6 +137,7 @@ class _Reader:
             drop_work_ns_per_byte=self._work(header, "drop_work_ns_per_byte"),
             device_budget_bytes=self._whole(1, header, "device_budget_bytes", 0),
             op_names=self._op_names,
+            is_half_duplex=self._flag(header, "half_duplex"),
             unordered_line=self._unordered_line,
             run_id=header.get("run_id"),
         )
@@ -367,6 +369,12 @@ class _Reader:
         if type(value) in (int, float) and 0 <= value < math.inf:
             return float(value)
         raise self._refusal(1, f"{name} is {value!r}", remedy)
+
+    def _flag(self, header: dict[str, Any], name: str) -> bool:
+        value = header.get(name, False)
+        if type(value) is bool:
+            return value
+        raise self._refusal(1, f"{name} is {value!r}", "Give true or false.")
 
     def _refusal(self, number: int, problem: str, remedy: str = _DESCRIPTION) -> PeriodError:
         return PeriodError(f"{self._path}, line {number}: {problem}. {remedy}")

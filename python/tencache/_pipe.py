@@ -82,8 +82,10 @@ class Pipe:
     def of(period: Period, given: Given) -> Pipe:
         """The given disk, else the recording's, behind the link if one is given.
 
-        With host memory all speeds must be given: a recording knows only one tier's. For several
-        GPUs those of the disk must be given: each GPU gets a part of the disk, but a whole link.
+        Where both speeds of the disk are given, whether they are half duplex is given, too; else a
+        recording may say so. With host memory all speeds must be given: a recording knows only one
+        tier's. For several GPUs those of the disk must be given: each GPU gets a part of the disk,
+        but a whole link.
         """
         part = _part_of_one_gpu(period, given)
         if part.host_bytes:
@@ -98,7 +100,8 @@ class Pipe:
                 f"the period file does not say how fast the disk {missing}. "
                 "Give --disk 5GB/s, or --disk-read 5GB/s and --disk-write 3GB/s."
             )
-        if given.gpus > 1 and not (part.disk_read and part.disk_write):
+        is_given = bool(part.disk_read and part.disk_write)
+        if given.gpus > 1 and not is_given:
             raise TencacheError(
                 f"--gpus {given.gpus} divides the speed of one disk, and the period file does not "
                 "tell whether its speeds are those of a disk or of one GPU's link. Give --disk "
@@ -107,7 +110,7 @@ class Pipe:
         return Pipe(
             min(read, part.link_read or read),
             min(write, part.link_write or write),
-            part.is_half_duplex,
+            part.is_half_duplex or (period.is_half_duplex and not is_given),
             gpus=part.gpus,
         )
 

@@ -76,6 +76,15 @@ TEST_F(PeriodWriterTest, ASpeedThatWasGuessedIsNotTold) {
   EXPECT_EQ(header["write_bytes_per_s"], 0.0);
 }
 
+TEST_F(PeriodWriterTest, ThatReadsAndWritesTakeTurnsIsToldWhereTheyDo) {
+  Trace trace;
+  trace.op_names = {"aten::mm"};
+  trace.ops = {{0, 5, {{0, false}}}};
+  trace.tensors = {{4096, kNoTick, kNoTick}};
+  EXPECT_EQ(write_and_read(trace, {.is_half_duplex = true})[0]["half_duplex"], true);
+  EXPECT_FALSE(write_and_read(trace, {})[0].contains("half_duplex"));
+}
+
 TEST_F(PeriodWriterTest, TheRunIsToldWhereItIsKnown) {
   Trace trace;
   trace.op_names = {"aten::mm"};

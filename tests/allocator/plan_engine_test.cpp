@@ -13,6 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/units.h"
+#include "engine/move/mover.h"
+#include "engine/parts.h"
+#include "engine/plan/machine_meter.h"
 #include "learn/planner.h"
 #include "learn/stall_free_budget.h"
 #include "memory/budget.h"
@@ -376,6 +381,33 @@ TEST_F(PlanEngineTest, PlansAgainWithWhatItMeasured) {
   EXPECT_TRUE(repeat_until([&] { train_step(); },
                            [&] { return engine_->learner()->summary().replans >= 1; }));
   expect_bytes();
+}
+
+TEST_F(PlanEngineTest, ADiskThatReadsAndWritesInTurnIsMeasuredSo) {
+  Parts parts;
+  parts.heap = &engine_->heap();
+  parts.mover = engine_->mover();
+  MachineMeter meter(parts);
+  EXPECT_FALSE(meter.measure().is_half_duplex);
+  // Enough that what really moves here does not count.
+  constexpr uint64_t kMovedBytes = 2 * kGiB;
+  constexpr uint64_t kMovedNs = 1'000'000'000;
+  DuplexMeter& duplex = parts.mover->ledger().duplex;
+  uint64_t now = now_ns();
+  for (const IoDirection direction : {IoDirection::kRead, IoDirection::kWrite}) {
+    const DuplexMeter::Begun begun = duplex.begin(direction, now);
+    now += kMovedNs;
+    duplex.end(direction, begun, kMovedBytes, now);
+  }
+  const DuplexMeter::Begun read = duplex.begin(IoDirection::kRead, now);
+  const DuplexMeter::Begun write = duplex.begin(IoDirection::kWrite, now);
+  duplex.end(IoDirection::kRead, read, kMovedBytes, now + 2 * kMovedNs);
+  duplex.end(IoDirection::kWrite, write, kMovedBytes, now + 2 * kMovedNs);
+  const Machine machine = meter.measure();
+  EXPECT_TRUE(machine.is_half_duplex);
+  const double alone = 1e9 * kMovedBytes / kMovedNs;
+  EXPECT_NEAR(machine.read_bytes_per_s, alone, alone / 20);
+  EXPECT_NEAR(machine.write_bytes_per_s, alone, alone / 20);
 }
 
 /// Whether the budget that the summary names fits its plan. After a plan is made again, the budget

@@ -272,6 +272,24 @@ def test_bound_counts_writes_and_the_disk(predict, arguments):
         assert prediction["bound_step_s"] > link_only_s
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_half_duplex"),
+    [
+        ([], True),
+        (["--disk-read=1GB/s"], True),
+        (["--link=50GB/s"], True),
+        (["--disk=1GB/s"], False),
+        (["--disk=1GB/s", "--half-duplex"], True),
+    ],
+)
+def test_the_recorded_disk_keeps_its_turns(predict, run_tencache, arguments, is_half_duplex):
+    header = {**FOUR_IN_TURN[0], "half_duplex": True}
+    text = "\n".join(json.dumps(line) for line in (header, *FOUR_IN_TURN[1:]))
+    assert predict("25%", *arguments, text=text)["pipe"]["is_half_duplex"] is is_half_duplex
+    done = run_tencache("plan", *arguments, "period.jsonl")
+    assert ("writes 1.00 GB/s, in turn" in done.stdout) is is_half_duplex
+
+
 def test_a_budget_below_the_largest_op_is_told(predict, run_tencache):
     report = predict("5", "--disk=1GB/s")
     (prediction,) = report["predictions"]
@@ -488,6 +506,7 @@ TENSOR = {"id": 0, "bytes": 10}
         ([{**HEADER, "ops": 2}, TENSOR, OP], 1, ["announces 2 ops, and the file has 1", "cut"]),
         ([{**HEADER, "tensors": 0}, TENSOR, OP], 1, ["announces 0 tensors"]),
         ([{**HEADER, "read_bytes_per_s": "fast"}, TENSOR, OP], 1, ["read_bytes_per_s is 'fast'"]),
+        ([{**HEADER, "half_duplex": 1}, TENSOR, OP], 1, ["half_duplex is 1", "true or false"]),
         ([{**HEADER, "fixed_bytes": -1}, TENSOR, OP], 1, ["fixed_bytes is -1"]),
     ],
 )

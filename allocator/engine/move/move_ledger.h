@@ -12,6 +12,7 @@
 
 #include "base/stats.h"
 #include "base/status.h"
+#include "engine/move/duplex_meter.h"
 #include "engine/move/move_rate.h"
 #include "learn/move_log.h"
 #include "memory/budget.h"
@@ -93,6 +94,7 @@ class MoveLedger {
   MoveLog log;
   MoveRate read_speed;
   MoveRate write_speed;
+  DuplexMeter duplex;  // of the disk, on the cpu backend
   // Processor time of the threads that move.
   MoveRate read_work;
   MoveRate write_work;

@@ -234,13 +234,14 @@ void Learner::plan_period(Kind* kind, Period period) {
   const uint64_t planning_ns = thread_work_ns() - begin_ns;
   TENCACHE_LOG_DEBUG(
       "plan for kind %llu: %u ticks, %zu tensors, %zu moves; budget %.0f MiB, fixed %.0f MiB, "
-      "read %.2f GB/s, write %.2f GB/s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
+      "read %.2f GB/s, write %.2f GB/s%s; step %.0f ms, compute %.0f ms, bound %.0f ms; read %.0f "
       "MiB, written %.0f MiB; planned in %.0f ms",
       static_cast<unsigned long long>(kind->number), learned->tick_count(),
       learned->period->trace.tensors.size(), learned->planned.plan.moves.size(),
       static_cast<double>(machine.budget_bytes) / 1048576.0,
       static_cast<double>(learned->period->trace.fixed_bytes) / 1048576.0,
       machine.read_bytes_per_s / 1e9, machine.write_bytes_per_s / 1e9,
+      machine.is_half_duplex ? ", in turn" : "",
       static_cast<double>(learned->planned.simulation.step_ns) / 1e6,
       static_cast<double>(learned->planned.simulation.compute_ns) / 1e6,
       static_cast<double>(learned->bound_ns) / 1e6,

@@ -49,6 +49,14 @@ Machine MachineMeter::measure() {
   machine.budget_bytes = budget_bytes();
   machine.read_bytes_per_s = moves.read_speed.bytes_per_s(kUnknownBytesPerS);
   machine.write_bytes_per_s = moves.write_speed.bytes_per_s(kUnknownBytesPerS);
+  machine.is_half_duplex = moves.duplex.is_half_duplex();
+  if (machine.is_half_duplex) {
+    // Where they take turns, each is as fast as if it were alone.
+    machine.read_bytes_per_s =
+        moves.duplex.bytes_per_s_alone(IoDirection::kRead, machine.read_bytes_per_s);
+    machine.write_bytes_per_s =
+        moves.duplex.bytes_per_s_alone(IoDirection::kWrite, machine.write_bytes_per_s);
+  }
   machine.is_read_guessed = moves.read_speed.bytes_per_s(0) == 0;
   machine.is_write_guessed = moves.write_speed.bytes_per_s(0) == 0;
   machine.read_fixed_ns = kFixedNs;

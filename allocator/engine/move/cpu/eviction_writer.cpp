@@ -28,11 +28,14 @@ bool EvictionWriter::before_submit(size_t segment, uint64_t offset, char* memory
 
 TransferResult write_measured(DiskTier& disk, std::span<const IoSegment> segments,
                               PieceObserver* observer, MoveLedger& ledger) {
-  const uint64_t begin_ns = now_ns();
+  const DuplexMeter::Begun begun = ledger.duplex.begin(IoDirection::kWrite, now_ns());
   const uint64_t begin_work_ns = thread_work_ns();
   TransferResult transfer = disk.write(segments, observer);
-  if (transfer.status.is_ok()) {  // what fails may have taken any time
-    ledger.write_speed.add(transfer.bytes, now_ns() - begin_ns);
+  const uint64_t end_ns = now_ns();
+  const bool is_ok = transfer.status.is_ok();
+  ledger.duplex.end(IoDirection::kWrite, begun, is_ok ? transfer.bytes : 0, end_ns);
+  if (is_ok) {  // what fails may have taken any time
+    ledger.write_speed.add(transfer.bytes, end_ns - begun.at_ns);
     ledger.write_work.add(transfer.bytes, thread_work_ns() - begin_work_ns);
   }
   add(ledger.stats.disk_written_bytes, transfer.bytes);

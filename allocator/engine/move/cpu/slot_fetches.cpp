@@ -267,15 +267,18 @@ void SlotFetches::take_as_it_is(Extent* extent, const TouchedPages& touched) {
 void SlotFetches::move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
                           const NextRead& next_read) {
   MigrationPermit permit(fork_latch_);
-  const uint64_t begin_ns = now_ns();
+  const DuplexMeter::Begun begun = ledger_.duplex.begin(IoDirection::kRead, now_ns());
   const uint64_t begin_work_ns = thread_work_ns();
   // Phase 3: bytes, into pages that nobody sees. Phase 4 follows as soon as all of an extent is
   // there: its pages take their place.
-  read_back(fetches, left_cold, next_read);
+  const bool is_read = read_back(fetches, left_cold, next_read);
   // By now an extent may have been freed and its object reused, so the sizes come from `fetches`.
   uint64_t bytes = 0;
   for (const Fetch& fetch : fetches) bytes += fetch.room_bytes;
-  ledger_.read_speed.add(bytes, now_ns() - begin_ns);
+  const uint64_t end_ns = now_ns();
+  ledger_.duplex.end(IoDirection::kRead, begun, is_read ? bytes : 0, end_ns);
+  if (!is_read) return;  // what fails may have taken any time
+  ledger_.read_speed.add(bytes, end_ns - begun.at_ns);
   ledger_.read_work.add(bytes, thread_work_ns() - begin_work_ns);
 }
 
@@ -339,7 +342,8 @@ void SlotFetches::note_room_taken(Fetch* fetch) {
   fetch->begun_at = timestamp();
 }
 
-void SlotFetches::read_back(const std::vector<Fetch>& fetches,
+// Returns whether all of it was read.
+bool SlotFetches::read_back(const std::vector<Fetch>& fetches,
                             std::vector<const Extent*>* left_cold, const NextRead& next_read) {
   std::vector<SlotRead> reads;
   reads.reserve(fetches.size());
@@ -351,11 +355,12 @@ void SlotFetches::read_back(const std::vector<Fetch>& fetches,
     ledger_.bytes_ahead.fetch_sub(bytes_ahead);
   };
   const SlotReadResult result = read_slots(disk_, reads, on_read, ledger_.stats, next_read);
-  if (result.done == fetches.size()) return;
+  if (result.done == fetches.size()) return true;
   const std::span<const Fetch> unread = std::span(fetches).subspan(result.done);
   // A guess must not end the program: it may never need these bytes.
   if (!unread.front().is_ahead) end_for_unreadable_slots(disk_, result.status);
   give_up(unread, result.status, left_cold);
+  return false;
 }
 
 void SlotFetches::give_up(std::span<const Fetch> fetches, const Status& reason,

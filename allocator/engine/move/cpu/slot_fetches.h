@@ -81,7 +81,7 @@ class SlotFetches {
   bool adopt(Extent* extent);
   void move_in(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
                const NextRead& next_read = {});
-  void read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
+  bool read_back(const std::vector<Fetch>& fetches, std::vector<const Extent*>* left_cold,
                  const NextRead& next_read);
   void give_up(std::span<const Fetch> fetches, const Status& reason,
                std::vector<const Extent*>* left_cold);

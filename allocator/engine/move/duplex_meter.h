@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DuplexMeter: whether reads and writes take speed from each other, as on one disk. It compares how
+// fast the transfers of one direction are alone, and beside transfers of the other.
+//
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+
+#include "base/mutex.h"
+#include "engine/move/move_rate.h"
+#include "tier/io_channel.h"
+
+namespace tencache {
+
+class DuplexMeter {
+ public:
+  /// What end() needs to know of a transfer's beginning.
+  struct Begun {
+    uint64_t at_ns;
+    uint64_t other_busy_ns;  // how long the other direction had been busy until then
+  };
+
+  /// Every begin() needs its end(). Threads may come in another order than they read the clock.
+  Begun begin(IoDirection direction, uint64_t now_ns) TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    way(direction).begin(now_ns);
+    return {now_ns, other_way(direction).busy_ns(now_ns)};
+  }
+  /// `bytes` of 0: it failed, which may take any time.
+  void end(IoDirection direction, const Begun& begun, uint64_t bytes, uint64_t now_ns)
+      TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    way(direction).end(now_ns);
+    if (bytes == 0) return;
+    const uint64_t took_ns = since(begun.at_ns, now_ns);
+    const uint64_t beside_ns = since(begun.other_busy_ns, other_way(direction).busy_ns(now_ns));
+    const uint64_t border_ns = took_ns / kBorderPart;
+    if (beside_ns <= border_ns) way(direction).alone.add(bytes, took_ns);
+    if (beside_ns >= took_ns - border_ns) way(direction).beside.add(bytes, took_ns);
+  }
+
+  /// Whether a plan had better let them take turns. False until both directions have been seen both
+  /// ways.
+  bool is_half_duplex() const TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const double read_share = read_.share_beside();
+    const double write_share = write_.share_beside();
+    return read_share > 0 && write_share > 0 && read_share + write_share < kHalfDuplexShares;
+  }
+  /// The speed while the other direction is idle; `unknown` until enough has moved to tell.
+  double bytes_per_s_alone(IoDirection direction, double unknown) const TENCACHE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return (direction == IoDirection::kRead ? read_ : write_).alone.bytes_per_s(unknown);
+  }
+
+ private:
+  // A transfer counts as alone if the other direction was busy for no more than this part of it,
+  // and as beside it if that was idle for no more.
+  static constexpr uint64_t kBorderPart = 8;
+  // What both directions keep of their speed beside each other: 1 in all where they share one
+  // speed, 2 where they have their own. The border lies between.
+  static constexpr double kHalfDuplexShares = 1.5;
+
+  static constexpr uint64_t since(uint64_t begin_ns, uint64_t end_ns) {
+    return end_ns > begin_ns ? end_ns - begin_ns : 0;
+  }
+
+  struct Way {
+    uint32_t under_way = 0;
+    uint64_t busy_since_ns = 0;  // while something is under way
+    uint64_t busy_before_ns = 0;
+    MoveRate alone;
+    MoveRate beside;
+
+    void begin(uint64_t now_ns) {
+      if (under_way++ == 0) busy_since_ns = now_ns;
+    }
+    void end(uint64_t now_ns) {
+      if (--under_way == 0) busy_before_ns += since(busy_since_ns, now_ns);
+    }
+    uint64_t busy_ns(uint64_t now_ns) const {
+      return busy_before_ns + (under_way > 0 ? since(busy_since_ns, now_ns) : 0);
+    }
+    double share_beside() const {
+      const double alone_speed = alone.bytes_per_s(0);
+      return alone_speed > 0 ? beside.bytes_per_s(0) / alone_speed : 0;
+    }
+  };
+
+  Way& way(IoDirection direction) TENCACHE_REQUIRES(mutex_) {
+    return direction == IoDirection::kRead ? read_ : write_;
+  }
+  Way& other_way(IoDirection direction) TENCACHE_REQUIRES(mutex_) {
+    return direction == IoDirection::kRead ? write_ : read_;
+  }
+
+  mutable Mutex mutex_;
+  Way read_ TENCACHE_GUARDED_BY(mutex_);
+  Way write_ TENCACHE_GUARDED_BY(mutex_);
+};
+
+}  // namespace tencache
