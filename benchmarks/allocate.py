@@ -29,7 +29,7 @@ from support import GIB, KIB, MIB, STOCK, Spread, Variant
 
 SIZES = (64, 4 * KIB, 256 * KIB, MIB, 4 * MIB, 64 * MIB, GIB)
 WAYS = ("untouched", "touched")
-# A batch lasts so long that the clock and a stray interrupt do not matter.
+# A batch lasts BATCH_S, so long that the clock and a stray interrupt do not matter.
 BATCH_S = 0.2
 PAIRS_MIN = 3
 PAGE_FLOATS = 4096 // 4

@@ -81,7 +81,7 @@ class MemoryCgroup:
         files, limit = self._files, self._limit_bytes
         if limit is not None:
             self._write(files.limit, str(limit))
-        # v1 limits memory and swap together, v2 swap alone.
+        # v1 limits memory and swap together; v2 limits swap alone.
         swap_path = self.folder / files.swap_limit
         if not swap_path.exists():
             raise Unavailable("this kernel does not account swap to cgroups (swapaccount=1)")

@@ -66,7 +66,8 @@ class Buffer {
   char* data_;
 };
 
-/// Copies written bytes, and hashes written and read ones, each if the job asks for it.
+/// The observer of a transfer. It copies written bytes, and hashes written and read ones, each if
+/// the job asks for it.
 class Observer : public PieceObserver {
  public:
   Observer(const Job& job, IoDirection direction, const std::vector<IoSegment>& segments)

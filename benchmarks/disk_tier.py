@@ -59,7 +59,7 @@ class Pattern:
 
 
 PATTERNS = (Pattern(64, 64 * MIB, 1), Pattern(512, 2 * MIB, 32), Pattern(512, 2 * MIB, 1))
-# These are compared with the goal; the others are shown beside them.
+# The patterns that are compared with the goal. The others are shown beside them.
 GOAL_PATTERNS = PATTERNS[:2]
 GOAL_WAY = "tier, hash"
 WAYS: Mapping[str, Sequence[str]] = {

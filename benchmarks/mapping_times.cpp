@@ -137,7 +137,7 @@ class MappedRange {
   std::vector<double> unmap_us_;
 };
 
-/// Keeps the link busy in one direction or both.
+/// Copies that keep the link busy in one direction or both.
 class Copies {
  public:
   Copies(const Gpu& gpu, const Load& load, CUdeviceptr device, char* host)
@@ -256,7 +256,8 @@ std::vector<Load> loads(const CopyKernel* kernel, CopyPause* pause) {
   return all;
 }
 
-/// Returns null where NVRTC is missing; then only the copy engines copy.
+/// Makes the kernel that copies. Returns null where NVRTC is missing; then only the copy engines
+/// copy.
 std::unique_ptr<CopyKernel> make_kernel(const Gpu& gpu) {
   const Result<NvrtcApi> nvrtc = load_nvrtc();
   if (!nvrtc.is_ok()) {

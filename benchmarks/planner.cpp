@@ -103,7 +103,7 @@ TransformerShape shape_of(const Job& job) {
   return shape;
 }
 
-/// A line of /proc/self/status, in bytes.
+/// The figure of a line of /proc/self/status, in bytes.
 uint64_t status_bytes(std::string_view name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -130,7 +130,8 @@ uint64_t digest_of(const Planned& planned) {
   return digest;
 }
 
-// Planning never waits, so its processor time is its time on an otherwise idle machine.
+// The processor time of this process so far. Planning never waits, so its processor time is its
+// time on an otherwise idle machine.
 double processor_s() {
   timespec time;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);

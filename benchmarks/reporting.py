@@ -27,7 +27,7 @@ class Table:
         columns = zip(self.columns, *self.rows, strict=True)
         # A column is at least 2 wide: with a ruler of `:` alone, GitHub shows the table as text.
         widths = [max(2, *map(len, cells)) for cells in columns]
-        # The first column holds names, the others figures.
+        # The first column holds names; the others hold figures.
         ruler = [
             "-" * width if index == 0 else "-" * (width - 1) + ":"
             for index, width in enumerate(widths)

@@ -35,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 SCRIPT = Path(__file__).with_name("train_gpt2.py")
-# Blocks of this size and larger get their own mapping, which is returned when they are freed.
+# Blocks of GIVE_BACK_BYTES and larger get their own mapping, which is returned when they are freed.
 # malloc keeps smaller blocks, a few MB in all.
 GIVE_BACK_BYTES = 1 << 20
 CHUNK_BYTES = 16 << 20

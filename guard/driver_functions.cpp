@@ -91,7 +91,7 @@ template <typename Owner>
 concept OwnsKernels = std::same_as<Owner, CUmodule> || std::same_as<Owner, CUlibrary> ||
     std::same_as<Owner, CUcontext> || std::same_as<Owner, CUdevice>;
 
-// The call ends the owner, and its kernels' handles may soon belong to another.
+// The call ends the owner, and the handles of its kernels may soon stand for other kernels.
 template <OwnsKernels Owner>
 CUresult pass(CUresult (*real)(Owner), const char* /*name*/, bool /*is_per_thread*/, Owner owner) {
   KernelArguments::instance().distrust();

@@ -24,10 +24,11 @@
 
 namespace tencache::guard {
 
-/// The function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds". For a symbol
-/// that the guard has no function for, it is `real`, the driver's.
+/// Returns the function to serve for an exported symbol (dlsym), e.g. "cuMemcpyHtoD_v2_ptds".
+/// Returns `real`, the driver's, for a symbol that the guard has no function for.
 void* guarded_symbol(std::string_view symbol, void* real);
-/// The function to serve, likewise, for cuGetProcAddress() with these arguments.
+/// Returns the function to serve for cuGetProcAddress() with these arguments. Returns `real` where
+/// the guard has no function.
 void* guarded_entry(std::string_view name, int version, cuuint64_t flags, void* real);
 
 }  // namespace tencache::guard

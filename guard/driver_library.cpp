@@ -22,7 +22,8 @@ Dlsym find_dlsym() {
 
 }  // namespace
 
-// Other libraries' constructors call dlsym before this library's static objects exist.
+// The first call finds the function, because other libraries' constructors call dlsym before this
+// library's static objects exist.
 Dlsym real_dlsym() {
   static const Dlsym real = find_dlsym();
   return real;

@@ -13,7 +13,7 @@ namespace {
 using ArgumentInfo = CUresult (*)(void* kernel, size_t index, size_t* offset, size_t* bytes);
 using NameOf = CUresult (*)(const char** name, void* kernel);
 
-// The kernels that this thread launched last. They let a launch skip the lock.
+// One of the kernels that this thread launched last. Their table lets a launch skip the lock.
 struct Recent {
   CUfunction kernel = nullptr;
   uint64_t generation = 0;
@@ -40,8 +40,9 @@ bool list_arguments(ArgumentInfo info, CUfunction kernel, KernelLayout* layout) 
   }
 }
 
-// CUDA's runtime passes a CUkernel where a CUfunction is expected; each kind has its own functions.
-// A handle of the other kind is refused, or seems to have no arguments.
+// Asks for the arguments and the name, by the functions for both kinds of handles, because CUDA's
+// runtime passes a CUkernel where a CUfunction is expected. A function refuses a handle of the
+// other kind, or says that the handle has no arguments.
 KernelLayout ask_driver(CUfunction kernel) {
   static const auto of_function = driver_function<ArgumentInfo>("cuFuncGetParamInfo");
   static const auto of_kernel = driver_function<ArgumentInfo>("cuKernelGetParamInfo");

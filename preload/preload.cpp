@@ -71,7 +71,7 @@ bool is_switched_on() {
       "their own, such as TENCACHE_DEVICE_MEMORY=2GiB.");
 }
 
-// The core, which lies beside this library.
+// Loads the core, which lies beside this library.
 void* load_core() {
   constexpr const char* kCore = "libtencache.so";
   Dl_info own = {};

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 
 from repository import ROOT
 
-# More suites would take too long while one works. Half of all suites include a header of the lowest
-# layers.
+# More suites than this would take too long while one works. Half of all suites include a header of
+# the lowest layers.
 SUITES_MAX = 24
 _RUNS_FOR_MINUTES = re.compile(r"_(fuzz|faults)_test$")
 _SUITE = re.compile(r"tests/(allocator|gpu|guard)/.*_test\.cpp")

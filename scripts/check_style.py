@@ -38,7 +38,7 @@ SOURCE_NAMES = ("CMakeLists.txt", "Makefile", "run", "pyproject.toml")
 # Documents that may be wider: programs write them.
 _WIDER_DOCUMENTS = ("benchmarks/results/", "benchmarks/gpu/experiments/", "benchmarks/gpu/results/")
 
-# The strings are split so that this file does not match itself.
+# Words that mark what was left for later. They are split so that this file does not match itself.
 _LEFT_FOR_LATER = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|work)/\w")
 # A line of a document that is only a link, a picture or a single word, also in a list.

@@ -65,7 +65,7 @@ def static_thread_locals(headers: str) -> int:
     """
     if not re.search(r"\(FLAGS\).*\bSTATIC_TLS\b", headers):
         return 0
-    # "  TLS  0x191188 0x0000000000191188 0x0000000000191188 0x000000 0x000050 R  0x8"
+    # A line like "  TLS  0x191188 0x0000000000191188 0x0000000000191188 0x000000 0x000050 R  0x8"
     segment = re.search(r"^ +TLS(?: +0x[0-9a-f]+){4} +0x([0-9a-f]+)", headers, re.MULTILINE)
     return int(segment[1], 16) if segment else 0
 
@@ -102,7 +102,7 @@ def problems_in(
 
 def _dynamic_symbols(library: str, *options: str) -> set[str]:
     output = subprocess.check_output(["nm", "--dynamic", *options, library], text=True)
-    # "0000000000001a50 T tencache_free" or "U mmap@GLIBC_2.2.5"
+    # Lines like "0000000000001a50 T tencache_free" or "U mmap@GLIBC_2.2.5".
     return {line.split()[-1].split("@")[0] for line in output.splitlines() if line.strip()}
 
 

@@ -23,9 +23,9 @@ STAMPS = ROOT / "build" / "stamps"
 REQUIREMENTS = ROOT / "requirements"
 PYTHON_MIN = (3, 10)
 
-# All names but two (below) are the same in Debian 12, Ubuntu 22.04 and Ubuntu 24.04. Compilers and
-# checkers carry their version, so that every machine compiles and formats alike. Several builds
-# compile the core with the same flags; with ccache it is compiled once.
+# The system packages. All names but two (below) are the same in Debian 12, Ubuntu 22.04 and Ubuntu
+# 24.04. Compilers and checkers carry their version, so that every machine compiles and formats
+# alike. Several builds compile the core with the same flags; with ccache it is compiled once.
 COMPILER = "g++-12"
 BUILD_PACKAGES = ("ccache", COMPILER, "liburing-dev", "libxxhash-dev", "nlohmann-json3-dev")
 OS_RELEASE = Path("/etc/os-release")
@@ -209,7 +209,7 @@ def jobs(bytes_each: int) -> int:
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in CONTAINER_LIMITS:
         # A container sees the machine's memory. If it may use less, this file holds that number of
-        # bytes; otherwise "max", or in cgroups of version 1 a number beyond all memory.
+        # bytes; otherwise it holds "max", or in cgroups of version 1 a number beyond all memory.
         limit = path.read_text().strip() if path.exists() else ""
         if limit.isdigit():
             memory_bytes = min(memory_bytes, int(limit))

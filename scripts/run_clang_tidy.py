@@ -34,7 +34,8 @@ MEMORY_NAME = "clang-tidy-clean.json"
 ANALYZER_STEPS = 20_000
 # clang-tidy reads this many sources at once: enough to share headers, few enough for every core.
 SOURCES_AT_ONCE = 16
-# The file that includes them. The static analyzer looks into them only under this name.
+# The file that includes those sources. The static analyzer looks into them only if the file has
+# this name.
 WHOLE_NAME = "UnifiedSource.cpp"
 # A source that has one of these is read alone: a pragma would reach into the others,
 # and misc-unused-using-decls does not look into what a source includes.

@@ -36,7 +36,7 @@ CUDA_MAJOR = "13"
 # The oldest system that the wheel serves: glibc 2.34 and libstdc++ of gcc 11, as in RHEL 9. Our
 # compiled code needs that much; a torch of PyPI needs less.
 POLICY = "manylinux_2_34_x86_64"
-# These belong to torch and are in the process when a shim is loaded.
+# The libraries that belong to torch and are in the process when a shim is loaded.
 FOREIGN_LIBRARIES = ("libc10.so", "libc10_cuda.so", "libtorch*.so", f"libcudart.so.{CUDA_MAJOR}")
 DIST = ROOT / "dist"
 # Files without which the package or a C++ program cannot be used.

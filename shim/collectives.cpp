@@ -38,7 +38,7 @@ namespace tencache::shim {
 
 namespace {
 
-// install_collectives() writes it; any thread reads it.
+// The number of ops with a kernel of ours. install_collectives() writes it; any thread reads it.
 std::atomic<size_t> kernel_count{0};
 
 constexpr char kWorkClass[] = "__torch__.torch.classes.c10d.Work";
@@ -57,9 +57,9 @@ bool is_nccl_work(const Work& work) {
 }
 
 struct Pending {
-  // A weak reference, so that the Work counts as finished once nobody else refers to it. Its
-  // destructor also waits for this reference, and its tensors stay until the next collective looks
-  // at the list.
+  // A weak reference, so that the Work counts as finished once nobody else refers to it. The Work's
+  // destructor also waits for this reference, and the Work's tensors stay until the next collective
+  // looks at the list.
   c10::weak_intrusive_ptr<Work> work;
   // A strong reference. The evictor's thread takes one to ask the Work and must not drop it. For
   // NCCL we hold one from the start: its stream keeps working when nobody refers to the Work any
@@ -83,7 +83,8 @@ PendingList& pending() {
   return *instance;
 }
 
-// Entries leave the list while they are examined, so that no two threads release the same hold.
+// Takes all entries off the list while they are examined, so that no two threads release the same
+// hold.
 std::vector<Pending> take_all() {
   PendingList& list = pending();
   const std::lock_guard lock(list.mutex);
@@ -96,8 +97,9 @@ void put_back(std::vector<Pending> entries) {
   std::move(entries.begin(), entries.end(), std::back_inserter(list.entries));
 }
 
-// After a fault of the GPU the query throws. The program hears of the fault from its own calls, not
-// from our question; until then the tensors stay.
+// Whether the Work has completed. After a fault of the GPU the query throws, and we say no. The
+// program hears of the fault from its own calls, not from our question; until then the tensors
+// stay.
 bool has_completed(Work& work) noexcept {
   // In this mode the query does not invalidate a CUDA graph that somebody captures.
   constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
@@ -135,7 +137,8 @@ void hold_until_completed(const WorkPointer& work, tencache_hold* hold) {
 
 // Note [Groups]: NCCL starts what a thread gives it inside a group when the group ends, and the
 // Work that the end returns stands for all of it. Calls inside the group return no Work, or one
-// that seems completed. So their tensors are held until the group's Work has completed.
+// that seems completed. So their tensors are held until the group's Work has completed. A Group has
+// the depth of a thread's groups within groups, and the holds of their calls.
 struct Group {
   uint32_t depth = 0;
   std::vector<tencache_hold*> holds;
@@ -161,7 +164,8 @@ void end_group(std::optional<WorkPointer> work) {
   }
 }
 
-// Collectives that a failed group has started may run for ever, so their tensors stay for good.
+// Leaves a group that failed. Collectives that it has started may run for ever, so their tensors
+// stay for good.
 void abandon_group() { leave_group(); }
 
 // The kernel of one collective.
@@ -240,7 +244,7 @@ torch::Library* install_groups() {
 void install_collectives() {
   static std::mutex mutex;
   static torch::Library* library = nullptr;  // guarded by mutex; never destroyed
-  static torch::Library* groups = nullptr;   // likewise
+  static torch::Library* groups = nullptr;   // guarded by mutex; never destroyed
   const std::lock_guard lock(mutex);
   if (groups == nullptr) groups = install_groups();
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -295,7 +299,8 @@ void lock_collectives() { pending().mutex.lock(); }
 void unlock_collectives() { pending().mutex.unlock(); }
 
 void forget_collectives() {
-  // Leak them in the child: destroying a Work could wait for threads that only the parent has.
+  // Leak the entries in the child: destroying a Work could wait for threads that only the parent
+  // has.
   static auto* const forgotten = new std::vector<Pending>;
   std::move(pending().entries.begin(), pending().entries.end(), std::back_inserter(*forgotten));
   pending().entries.clear();

@@ -14,8 +14,9 @@
 //
 // The calls of a group (c10d's coalescing manager) start together at its end. The ops
 // tencache::begin_group() and tencache::end_group(Work?) tell where it begins and ends on the
-// calling thread, and tencache::abandon_group() that its end has failed; the Python package calls
-// them. Tensors that a CUDA graph captures are not held: they stay resident as long as they live.
+// calling thread, and tencache::abandon_group() tells that its end has failed; the Python package
+// calls these ops. Tensors that a CUDA graph captures are not held: they stay resident as long as
+// they live.
 //
 // Finished holds are looked for when another collective is called, at each optimizer step, and by
 // the evictor before it picks victims. The evictor must not run Python, because an allocation that
@@ -39,7 +40,8 @@ size_t collective_count();
 /// Releases the holds of completed collectives. It is not for the evictor's thread.
 void release_completed_collectives();
 
-/// Releases holds likewise on the evictor's thread; this is the runtime's poll callback.
+/// Releases the holds of completed collectives on the evictor's thread. This is the runtime's poll
+/// callback.
 void poll_collectives();
 
 /// For fork_guard.h: these take and release the list's lock around a fork, and empty the list in

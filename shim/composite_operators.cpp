@@ -24,7 +24,7 @@ constexpr std::array<std::string_view, 26> kByteTouchers = {
     // They read lengths or indices from a tensor.
     "aten::ctc_loss.Tensor",
     "aten::tensor_split.tensor_indices_or_sections",
-    // Without gradients this op calls its kernel directly.
+    // Without gradients max_pool1d calls its kernel directly; the fallback loops over addresses.
     "aten::max_pool1d",
     "aten::_grid_sampler_2d_cpu_fallback_backward",
     // They loop over accessors.

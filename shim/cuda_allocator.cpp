@@ -332,9 +332,9 @@ void CudaAllocator::recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStr
 
 // Cache, copies, figures.
 
-// Waits for the device only if a pool was released. Does nothing while allocations are routed to a
-// pool: that may be a graph capture, which forbids waiting. Returns whether there was a pool to
-// drop.
+// Drops the pools that were released, and waits for the device only if there is one. Does nothing
+// while allocations are routed to a pool: that may be a graph capture, which forbids waiting.
+// Returns whether there was a pool to drop.
 bool CudaAllocator::drop_released_pools(c10::DeviceIndex index, const c10::MempoolId_t& only) {
   Device& device = device_of(index);
   tencache_gpu* const gpu = device.gpu.load(std::memory_order_acquire);
@@ -352,8 +352,9 @@ void CudaAllocator::emptyCache(c10::MempoolId_t pool) {
   }
 }
 
-// The common cache stays where one pool is named, as with PyTorch's allocator, and while
-// allocations are routed to a pool: that may be a graph capture.
+// Drops the pools that were released, and empties the common cache. That cache stays where one pool
+// is named, as with PyTorch's allocator, and while allocations are routed to a pool: that may be a
+// graph capture.
 void CudaAllocator::empty_cache_of(c10::DeviceIndex index, const c10::MempoolId_t& pool) {
   CudaHistory::Request request;
   if (history_.is_on()) request.context = history_.gather(CudaHistory::When::ALL);

@@ -139,8 +139,8 @@ class CudaAllocator final : public cuda_api::CUDAAllocator {
 
  private:
   struct Device {
-    // A thread that holds mutex_ writes it once, after the arena: a thread that sees it also sees
-    // the arena.
+    // The engine; null until the GPU is opened. A thread that holds mutex_ writes this pointer
+    // once, after the arena: a thread that sees the pointer also sees the arena.
     std::atomic<tencache_gpu*> gpu{nullptr};
     tencache_arena arena = {0, 0};
     c10::DeviceIndex index = 0;

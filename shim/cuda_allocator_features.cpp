@@ -68,8 +68,9 @@ std::shared_ptr<cuda_api::AllocatorState> CudaAllocator::getCheckpointState(c10:
   return device_of(device).pools.state_of(gpu_of(device), pool);
 }
 
-// Nobody calls raw_delete() for what is freed here: the caller takes the deleters away from the
-// tensors there, and gives the new pointers to those of them that live on.
+// Puts a private pool back into an earlier state. Nobody calls raw_delete() for what is freed here:
+// the caller takes the deleters away from the tensors there, and gives the new pointers to those of
+// them that live on.
 cuda_api::CheckpointDelta CudaAllocator::setCheckpointPoolState(
     c10::DeviceIndex device, std::shared_ptr<cuda_api::AllocatorState> state) {
   const auto wanted = std::dynamic_pointer_cast<CudaPoolState>(state);
@@ -155,8 +156,8 @@ void CudaAllocator::attachOutOfMemoryObserver(cuda_api::OutOfMemoryObserver obse
   observers_.push_back(std::move(observer));
 }
 
-// From torch 2.15 on, NCCL's process groups always attach a tracker, for pools that a program
-// registers.
+// A tracker alone is not refused: from torch 2.15 on, NCCL's process groups always attach one, for
+// pools that a program registers.
 void CudaAllocator::attachAllocatorTraceTracker(cuda_api::AllocatorTraceTracker tracker) {
   if (is_all_memory_registered()) {
     throw_unsupported("NCCL's registration of all of the allocator's memory",

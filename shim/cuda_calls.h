@@ -31,7 +31,7 @@ struct CudaCalls {
   void (*enable_peer)(c10::DeviceIndex device, c10::DeviceIndex accessed) = nullptr;
   /// Returns what current_stream() does, as PyTorch's type.
   c10::Stream (*current_torch_stream)(c10::DeviceIndex device) = nullptr;
-  /// Makes this the allocator that Python sees; may be null.
+  /// Makes this the allocator that Python sees. `publish` itself may be null.
   void (*publish)(c10::cuda::CUDACachingAllocator::CUDAAllocator& allocator) = nullptr;
 };
 

@@ -22,7 +22,7 @@
 
 namespace tencache::shim {
 
-/// Why the doors cannot be installed now, with the remedy; empty when they can.
+/// Why the doors cannot be installed now, with the remedy. The text is empty when they can be.
 std::string why_no_cuda_doors(const CudaCalls& calls);
 
 /// Makes PyTorch allocate CUDA tensors from this allocator, which must live until the process ends.

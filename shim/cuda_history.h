@@ -45,7 +45,7 @@ class CudaHistory {
     c10::MempoolId_t pool = {0, 0};
     Context context;
   };
-  /// Makes the request this thread's while the Scope lives.
+  /// A Scope makes the request this thread's while it lives.
   class Scope {
    public:
     explicit Scope(const Request& request);
@@ -70,13 +70,13 @@ class CudaHistory {
                        const Request& request);
   /// Call before the block is freed. note_core_event() completes the entry of a shared block.
   void note_free(c10::DeviceIndex device, const tencache_gpu_block& block, const Request& request);
-  /// The entry belongs to this thread's request, if the thread has one.
+  /// Adds an entry that belongs to this thread's request, if the thread has one.
   void note_out_of_memory(c10::DeviceIndex device, uint64_t free_bytes, size_t bytes);
-  /// The entry belongs to no request.
+  /// Adds an entry that belongs to no request.
   void note_snapshot(c10::DeviceIndex device, size_t active_bytes);
   void note_annotation(c10::DeviceIndex device,
                        const std::vector<std::pair<std::string, std::string>>& metadata);
-  /// `event` is TENCACHE_SEGMENT_MADE and so on.
+  /// Notes an event that the core reports: `event` is TENCACHE_SEGMENT_MADE and so on.
   void note_core_event(c10::DeviceIndex device, int event, uintptr_t address, uint64_t bytes);
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 14)
   /// Notes a remark of the program on an earlier allocation.
@@ -87,7 +87,7 @@ class CudaHistory {
   /// The entries of each device, in order, with wall-clock times, for at least that many devices.
   std::vector<std::vector<Entry>> entries(size_t device_count) const;
   std::vector<Annotation> annotations() const;
-  /// The stack that allocated what lies there; null if unknown.
+  /// The stack that allocated what lies there; null when nobody knows it.
   Context context_of_block(uintptr_t address) const;
   Context context_of_segment(uintptr_t address) const;
 

@@ -70,8 +70,8 @@ int install(tencache_error* error) {
   return TENCACHE_OK;
 }
 
-// The allocator, which this starts for a program that calls neither tencache_torch_cuda_install()
-// nor Python's enable().
+// Returns the allocator, and starts it first for a program that calls neither
+// tencache_torch_cuda_install() nor Python's enable().
 CudaAllocator& started_allocator() {
   if (CudaAllocator* const allocator = the_allocator.load()) return *allocator;
   const std::lock_guard lock(install_mutex);

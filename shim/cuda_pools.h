@@ -87,7 +87,7 @@ class CudaPools {
 
   /// The pool's allocations that are alive.
   std::unordered_set<void*> alive_in(const Id& id) const;
-  /// PyTorch's id of a pool of the core; {0, 0} for none.
+  /// Returns PyTorch's id of a pool of the core, or {0, 0} if no pool has that number.
   Id id_of(uint64_t number) const;
 
  private:

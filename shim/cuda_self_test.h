@@ -12,8 +12,8 @@
 
 namespace tencache::shim {
 
-/// What differs between the loaded libtorch_cuda and the one compiled against, as a clause; empty
-/// if nothing does.
+/// Returns a clause that says what differs between the loaded libtorch_cuda and the one that the
+/// shim was compiled against, or an empty string if nothing does.
 std::string why_cuda_layouts_differ();
 
 }  // namespace tencache::shim

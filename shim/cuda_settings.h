@@ -15,14 +15,14 @@ namespace tencache::shim {
 /// Otherwise PyTorch reads them when it first needs them, which is later.
 void read_settings_with_backend();
 
-/// The share of each GPU's memory that the settings allow; 1 where they say nothing. Throws what
-/// PyTorch throws at settings that it refuses.
+/// Returns the share of each GPU's memory that the settings allow, or 1 if they say nothing. Throws
+/// what PyTorch throws at settings that it refuses.
 double configured_memory_fraction();
 
-/// Names the settings that have no effect, and why; empty if all have one. `settings` is as in
-/// PYTORCH_ALLOC_CONF.
+/// Returns the names of the settings that have no effect, with the reasons, or an empty string if
+/// all have one. `settings` is as in PYTORCH_ALLOC_CONF.
 std::string ignored_settings(const std::string& settings, bool is_caching_off);
-/// Names them likewise among the settings in force in this process.
+/// Returns the same for the settings in force in this process.
 std::string ignored_settings();
 
 /// Whether NCCL's process groups are to register all memory of the allocator

@@ -46,7 +46,8 @@ void SegmentTrackers::note_core_event(c10::DeviceIndex device, int event, uintpt
   const bool is_made = event == TENCACHE_SEGMENT_MADE;
   if (is_made && current_pool == c10::MempoolId_t{}) return;
   if (!is_made && segment_count_.load(std::memory_order_relaxed) == 0) return;
-  // Common memory may go while a thread makes room for a pool.
+  // For memory that goes, the address tells the pool and the thread's Scope does not: common memory
+  // may go while a thread makes room for a pool.
   const std::optional<c10::MempoolId_t> pool = note_pool(event, address);
   if (!pool) return;
   std::vector<Tracker> trackers;

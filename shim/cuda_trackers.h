@@ -32,7 +32,7 @@ class SegmentTrackers {
  public:
   using Tracker = c10::CachingDeviceAllocator::AllocatorTraceTracker;
 
-  /// While a Scope lives, its thread asks the core for memory of `pool`; {0, 0} is none.
+  /// While a Scope lives, its thread asks the core for memory of `pool`; {0, 0} means no pool.
   class Scope {
    public:
     explicit Scope(const c10::MempoolId_t& pool);
@@ -52,7 +52,7 @@ class SegmentTrackers {
   static std::exception_ptr take_failure();
 
  private:
-  // The pool of the segment that was made or goes; none for common memory.
+  // Returns the pool of the segment that was made or goes, or nullopt if that is common memory.
   std::optional<c10::MempoolId_t> note_pool(int event, uintptr_t address);
 
   std::atomic<size_t> segment_count_{0};  // of pool_of_

@@ -26,13 +26,15 @@ namespace {
 
 constexpr char kStepPrefix[] = "Optimizer.step#";
 
-// install_gate_hooks() writes the handle once; arm_gate_hooks() reads it on any thread.
+// install_gate_hooks() writes the handle once, then reads is_armed. arm_gate_hooks() writes
+// is_armed, then reads the handle, on any thread.
 std::atomic<at::CallbackHandle> gate_handle{at::INVALID_CALLBACK_HANDLE};
 std::atomic<bool> is_armed{false};
 
-// A composite operator leaves the gate to the operators it calls. A split one opens the gate in its
-// own kernel. If a split one is called with that kernel's key excluded, it never reaches the kernel
-// and is an operator like any other. The exclusion is scoped, so the answer is the same at the end.
+// Whether the callbacks open and close the gate for the operator. A composite operator leaves the
+// gate to the operators it calls. A split one opens the gate in its own kernel. If a split one is
+// called with that kernel's key excluded, it never reaches the kernel and is an operator like any
+// other. The exclusion is scoped, so the answer is the same at the operator's end.
 bool passes_gate(const OperatorInfo& info) {
   if (info.is_composite) return false;
   return !info.is_split || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::BackendSelect);

@@ -268,8 +268,9 @@ torch::jit::Stack cut_arguments(const SplitPlan& plan, Values arguments, size_t 
   return chunk;
 }
 
-// From now on the thread changes tensors in place and is refused no memory. Throws an out-of-memory
-// error where the disk would make the call exceed the budget.
+// Announces that the thread changes tensors in place. Until tencache_end_in_place() the disk is no
+// reason to refuse it memory. Throws an out-of-memory error where the disk would make the call
+// exceed the budget.
 void begin_in_place(const AccessList& accesses) {
   tencache_error error;
   if (tencache_begin_in_place(accesses.data(), accesses.count(), &error) != TENCACHE_OK) {

@@ -16,7 +16,7 @@ struct OperatorInfo;
 
 class OperatorCache {
  public:
-  /// nullptr if the name is not in the cache.
+  /// Returns nullptr if the name is not in the cache.
   const OperatorInfo* find(const char* name, uint64_t table_version) const {
     const Entry& entry = entries_[index_of(name)];
     return entry.name == name && version_ == table_version ? entry.info : nullptr;

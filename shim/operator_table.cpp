@@ -94,7 +94,8 @@ bool is_returned(const c10::AliasInfo& alias, const SymbolSet& returned) {
                              [&](c10::Symbol symbol) { return returned.contains(symbol); });
 }
 
-// With a size, set_() might have to allocate and to copy.
+// Whether the operator is set_() without a size. With a size, set_() might have to allocate and to
+// copy.
 bool is_set_without_size(const c10::FunctionSchema& schema) {
   return schema.name() == "aten::set_" && schema.arguments().size() <= 2;
 }

@@ -42,18 +42,19 @@ struct OperatorInfo {
   uint32_t number = 0;        // tencache_register_op(name)
   size_t argument_count = 0;  // SIZE_MAX if the schema leaves it open
   std::vector<TensorArgument> tensor_arguments;
-  /// The schema does not say enough: every argument counts as read and written.
+  /// True if the schema does not say enough: then every argument counts as read and written.
   bool walks_everything = false;
-  /// Its kernel only calls other operators (composite_operators.h), which pass the gate in its
-  /// place.
+  /// True if the operator's kernel only calls other operators (composite_operators.h), which pass
+  /// the gate in its place.
   bool is_composite = false;
-  /// A kernel of list_split.h opens the gate itself, chunk by chunk.
+  /// True if a kernel of list_split.h opens the gate itself, chunk by chunk.
   bool is_split = false;
-  /// A collective (namespace c10d or _c10d_functional): other threads may still work after it
-  /// returned.
+  /// True for a collective (namespace c10d or _c10d_functional): other threads may still work after
+  /// it returned.
   bool is_collective = false;
-  /// Returns a custom class, which may keep its inputs, so these stay resident for ever. False once
-  /// a kernel of collectives.h holds the inputs for as long as the returned Work needs them.
+  /// True if the operator returns a custom class, which may keep the operator's inputs, so these
+  /// stay resident for ever. False once a kernel of collectives.h holds the inputs for as long as
+  /// the returned Work needs them.
   std::atomic<bool> keeps_inputs{false};
 };
 
@@ -78,8 +79,8 @@ size_t operator_count();
 
 namespace detail {
 
-// The deregistration of an operator of the table raises it, under the table's lock. It starts at 1,
-// so that a fresh cache matches no version.
+// The version of the table. The deregistration of an operator of the table raises it, under the
+// table's lock. It starts at 1, so that a fresh cache matches no version.
 extern std::atomic<uint64_t> operator_table_version;
 
 const OperatorInfo* find_operator_slow(const at::RecordFunction& event, const char* name);

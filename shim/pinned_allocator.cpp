@@ -156,8 +156,9 @@ void PinnedAllocator::release_pool(c10::MempoolId_t id) {
   previous_->release_pool(id);
 }
 
-// The pool that allocations on the current stream go to. Counts this thread as allocating in it. As
-// in PyTorch's own allocator of pinned memory, the oldest route that accepts the stream wins.
+// Returns the pool that allocations on the current stream go to, and counts this thread as
+// allocating in it. As in PyTorch's own allocator of pinned memory, the oldest route that accepts
+// the stream wins.
 std::optional<c10::MempoolId_t> PinnedAllocator::routed_to() {
   std::vector<Route> routes;
   {

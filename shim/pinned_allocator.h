@@ -48,7 +48,7 @@ namespace tencache::shim {
 
 class PinnedAllocator final : public at::HostAllocator {
  public:
-  /// Opens the memory next to a GPU. Null, with *error filled, on failure.
+  /// Opens the memory next to a GPU. Returns null, with *error filled, on failure.
   using Opener = std::function<tencache_pinned*(int ordinal, tencache_error* error)>;
   using Filter = std::function<bool(c10::Stream)>;
 

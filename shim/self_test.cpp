@@ -188,7 +188,7 @@ std::string why_values_differ(const BlobTensor& blob) {
   return {};
 }
 
-// What the callback below finds, on the thread of the test.
+// The copy that the callbacks below expect on the thread of the test, and what they find.
 struct CopyEvent {
   const BlobTensor& target;
   const BlobTensor& source;

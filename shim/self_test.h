@@ -8,8 +8,8 @@
 //
 // The test compares two views of one thing. libtorch's own view comes from its stable C functions
 // (aoti_torch_...), from exported member functions, or from the vtables that it exports; the
-// shim's view from the inlined code that its hooks use. The test looks at plain numbers before it
-// follows a pointer, so that it can report a difference without crashing on it.
+// shim's view comes from the inlined code that its hooks use. The test looks at plain numbers
+// before it follows a pointer, so that it can report a difference without crashing on it.
 //
 // What is compared: the version that libtorch itself was compiled as; the virtual functions of
 // c10::Allocator, and calls of them by libtorch; a tensor's numbers, key set, storage and address;
@@ -26,8 +26,8 @@
 
 namespace tencache::shim {
 
-/// What differs between the loaded libtorch and the one that the shim was compiled against, as a
-/// clause; empty if nothing does.
+/// Returns a clause that says what differs between the loaded libtorch and the one that the shim
+/// was compiled against, or an empty string if nothing does.
 std::string why_layouts_differ();
 
 }  // namespace tencache::shim

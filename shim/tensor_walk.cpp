@@ -28,9 +28,9 @@ constexpr c10::DispatchKeySet kKeysWithInnerTensors({
     c10::DispatchKey::NestedTensor,
 });
 
+constexpr tencache_arena kNowhere = {0, 0};
 // install_tensor_walk() writes `arena` once, before any hook or kernel is installed. The arena
 // grows when a GPU is opened, so read its base before its size (abi/tencache.h).
-constexpr tencache_arena kNowhere = {0, 0};
 const tencache_arena* arena = &kNowhere;
 
 inline void add_address(const void* address, uint32_t mode, AccessList& accesses) {
@@ -45,8 +45,8 @@ void add_inner(const at::Tensor& tensor, uint32_t mode, AccessList& accesses) {
   add_tensor(tensor.unsafeGetTensorImpl(), mode, accesses);
 }
 
-// We check the class by dynamic_cast, because a Python wrapper subclass may carry the layout or key
-// of a class that it is not.
+// Adds the memory of the tensors that this one keeps inside. We check the class by dynamic_cast,
+// because a Python wrapper subclass may carry the layout or key of a class that it is not.
 __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, uint32_t mode,
                                                  AccessList& accesses) {
   if (const auto* sparse = dynamic_cast<const at::SparseTensorImpl*>(tensor)) {

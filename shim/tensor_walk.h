@@ -70,7 +70,7 @@ void add_value(const c10::IValue& value, uint32_t mode, AccessList& accesses);
 void add_arguments(const OperatorInfo& info, std::span<const c10::IValue> arguments,
                    AccessList& accesses);
 
-/// The address of the tensor's storage; nullptr if it has none. Materialises nothing.
+/// Returns the address of the tensor's storage, or nullptr if it has none. Materialises nothing.
 const void* storage_address(const at::TensorImpl* tensor);
 
 }  // namespace tencache::shim

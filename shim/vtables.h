@@ -16,7 +16,7 @@
 
 namespace tencache::shim {
 
-/// The slot of a virtual function, as compiled here: &c10::Allocator::raw_deleter.
+/// The slot of a virtual function, such as &c10::Allocator::raw_deleter, as compiled here.
 template <typename Member>
 size_t slot_of(Member function) {
   static_assert(std::is_member_function_pointer_v<Member>);
@@ -48,15 +48,15 @@ size_t slot_count() {
 
 using Slots = std::span<const void* const>;
 
-/// The slots of a loaded library's vtable, whose symbol (_ZTV...) has that address; empty if the
-/// library does not export it.
+/// Returns the slots of a loaded library's vtable, whose symbol (_ZTV...) has that address, or no
+/// slots if the library does not export it.
 Slots exported_slots(const void* vtable);
 
 /// The slots of an object's class. A vtable has no end mark; it ends where no code is pointed at.
 Slots slots_of_object(const void* object);
 
-/// The demangled name of a loaded function, "c10::Allocator::clone(void const*, unsigned long)";
-/// empty if its library does not export it.
+/// Returns the demangled name of a loaded function, such as "c10::Allocator::clone(void const*,
+/// unsigned long)", or an empty string if its library does not export it.
 std::string name_of_function(const void* function);
 
 /// A virtual function as compiled here: its slot, and its name without class and parameters.
@@ -65,8 +65,9 @@ struct NamedSlot {
   const char* name;
 };
 
-/// Why the loaded class differs from the compiled one; empty if it has `count` slots with these
-/// functions in theirs. Functions that the library does not export are not compared.
+/// Returns why the loaded class differs from the compiled one, or an empty string if the loaded one
+/// has `count` slots and these functions are in theirs. Functions that the library does not export
+/// are not compared.
 std::string why_slots_differ(const char* class_name, Slots loaded, size_t count,
                              std::span<const NamedSlot> functions);
 

@@ -26,7 +26,7 @@ struct TorchVersion {
   std::string text;   // "2.11.1"
 };
 
-/// The shim for the memory of this program's GPUs; without a name there is a reason.
+/// The shim for the memory of this program's GPUs. If `name` is empty, `reason` says why.
 struct CudaShim {
   std::string name = {};
   std::string reason = {};
@@ -44,7 +44,7 @@ Function function_of(void* library, const char* name) {
   return reinterpret_cast<Function>(dlsym(library, name));
 }
 
-/// The folder with all libraries of the package: that of the library with this code.
+/// The folder with all libraries of the package. The library with this code lies in it, too.
 std::filesystem::path package_folder() {
   Dl_info own = {};
   dladdr(reinterpret_cast<void*>(&enable), &own);

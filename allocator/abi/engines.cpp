@@ -22,8 +22,9 @@ struct ThreadDepth {
   std::array<uint32_t, Engines::kEnginesMax> first_depth = {};
 };
 
-// Each op looks at this twice. Initial-exec saves a call for each look. The library has few bytes
-// of thread-local memory, for which glibc keeps room.
+// How deep the calling thread's ops are nested (Note [Depth]). Each op looks at this twice.
+// Initial-exec saves a call for each look. The library has few bytes of thread-local memory, for
+// which glibc keeps room.
 __attribute__((tls_model("initial-exec"))) thread_local constinit ThreadDepth t_depth;
 
 // Records that one more op is open on this thread, and how many engines are told of it.

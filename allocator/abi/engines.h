@@ -60,7 +60,7 @@ class Engines {
   /// the default stream.
   void set_current_stream(CurrentStream current_stream) { current_stream_.store(current_stream); }
 
-  /// Adds an engine. kFailedPrecondition if there are too many.
+  /// Adds an engine. Fails with kFailedPrecondition if there are too many.
   Status add(const EngineEntry& entry) TENCACHE_EXCLUDES(mutex_);
   /// REQUIRES: no op is open, and no thread passes the gate meanwhile.
   void remove(const Engine* engine) TENCACHE_EXCLUDES(mutex_);

@@ -25,7 +25,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kNoFile = "off";
 
-// report_at_exit() sets both, once.
+// The process that reports at exit, and the version of torch in its report. report_at_exit() sets
+// both, once.
 pid_t reporting_process = 0;
 std::string* torch_text = nullptr;  // never destroyed
 

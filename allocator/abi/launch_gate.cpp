@@ -95,7 +95,8 @@ TENCACHE_HOT bool LaunchGate::open_on(Engine& engine, std::string_view name, voi
     Extent* const extent = engine.heap().find(access.address);
     if (extent == nullptr) continue;
     stream.find();
-    // Note the streams even if no op has named the extent yet: once one does, the extent can leave.
+    // The streams are noted even if no op has named the extent yet: once one does, the extent can
+    // leave.
     extent->note_streams(stream.set);
     if (gate.has_announced(extent)) {
       // The op's library may use a stream of its own, and leave it to its caller to wait for that

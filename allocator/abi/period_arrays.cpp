@@ -15,7 +15,8 @@ namespace {
 
 // Sums of bytes and of nanoseconds may come to this and no more, so that later sums do not wrap.
 constexpr uint64_t kSumMax = uint64_t{1} << 60;
-// Moving this much takes days at the speed that is assumed before anything has been moved.
+// A stored period's tensors may have at most this many bytes. Moving this much takes days at the
+// speed that is assumed before anything has been moved.
 constexpr uint64_t kStoredBytesMax = uint64_t{1} << 50;
 
 static_assert(TENCACHE_NO_TICK == kNoTick);

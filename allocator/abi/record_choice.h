@@ -18,8 +18,8 @@ namespace tencache {
 
 class RecordChoice {
  public:
-  /// Whether this period takes the place of what was recorded before; if so, notes it as recorded.
-  /// `ordinal` tells engines apart.
+  /// Returns whether this period takes the place of what was recorded before, and if so notes it as
+  /// recorded. `ordinal` tells engines apart.
   bool takes(const LearnedPlan& learned, int ordinal = 0) {
     const uint64_t peak_bytes = learned.period->trace.peak_bytes();
     if (!is_newer(learned, ordinal) && peak_bytes < peak_bytes_) return false;

@@ -38,7 +38,8 @@ std::vector<std::string> environment_names() {
   return names;
 }
 
-// Where the kernel has no random number yet, the process's number and the time tell runs apart.
+// A random number as 16 hexadecimal digits. Where the kernel has none yet, the process's number and
+// the time tell runs apart.
 std::string new_run_id() {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, GRND_NONBLOCK) != ssize_t{sizeof number}) {

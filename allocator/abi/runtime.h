@@ -68,9 +68,9 @@ class Runtime {
   const tencache_arena* arena() const { return &arena_; }
 
   /// The configuration of this GPU, from the options. The budget is 0 unless one was given. If no
-  /// disk can be used below host memory, there is none; that is an error only if a disk was asked
-  /// for. kFailedPrecondition where the backend in force is not cuda, kUnavailable where no host
-  /// memory is left.
+  /// disk can be used below host memory, the configuration has none; that is an error only if a
+  /// disk was asked for. Fails with kFailedPrecondition where the backend in force is not cuda, and
+  /// with kUnavailable where no host memory is left.
   Result<CudaDeviceConfig> gpu_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
   /// The configuration of the engine over this GPU.
   EngineConfig gpu_engine_config(int ordinal) TENCACHE_EXCLUDES(mutex_);
@@ -87,7 +87,7 @@ class Runtime {
   void set_poll_callback(void (*callback)()) { poll_callback_.store(callback); }
 
   /// 16 hexadecimal digits that the files of this process have in common, and no other files have.
-  /// Empty before start.
+  /// The text is empty before start.
   const std::string& run_id() const { return run_id_; }
 
   /// What became of the period so far. It is kFailed if what was learned could not be written, and
@@ -95,12 +95,13 @@ class Runtime {
   Recorded recorded() const { return recorded_.load(); }
 
   std::string stats_json() const TENCACHE_EXCLUDES(mutex_);
-  /// Stop the watch before an engine goes.
+  /// The watch over all engines. Stop it before an engine goes.
   Watch& watch() { return watch_; }
   std::string doctor_json() const TENCACHE_EXCLUDES(mutex_);
   /// Every option's name and its value, as text.
   nlohmann::ordered_json options_json() const TENCACHE_EXCLUDES(mutex_);
-  /// Every list op calls this, also in forked children, so it takes no lock.
+  /// How many bytes one chunk of a list op should name. Every list op calls this, also in forked
+  /// children, so it takes no lock.
   uint64_t chunk_bytes() const { return chunk_bytes_.load(std::memory_order_relaxed); }
 
  private:

@@ -22,7 +22,7 @@ namespace {
 tencache_arena watched_memory() {
   Runtime& runtime = Runtime::instance();
   if (!runtime.engines().is_armed()) return {0, 0};
-  // Read the base before the size (tencache_get_arena()).
+  // The base is read before the size (tencache_get_arena()).
   const uintptr_t base = __atomic_load_n(&runtime.arena()->base, __ATOMIC_SEQ_CST);
   return {base, __atomic_load_n(&runtime.arena()->bytes, __ATOMIC_SEQ_CST)};
 }
@@ -84,7 +84,7 @@ Status Runtime::add_gpu(const EngineEntry& gpu, const std::string& name,
                         const tencache_arena& arena) {
   {
     MutexLock lock(mutex_);
-    // Cover the arena before any op can name its memory.
+    // The arena is covered before any op can name its memory.
     cover(arena);
     lower_chunk_bytes(gpu.engine->budget().limit());
     TENCACHE_RETURN_IF_ERROR(engines_.add(gpu));

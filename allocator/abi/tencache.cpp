@@ -39,7 +39,7 @@ using tencache::report;
 using tencache::Runtime;
 using tencache::Status;
 
-// Null before start and on the cuda backend.
+// The Runtime's engines. cpu_engine() is null before start and on the cuda backend.
 Engine* cpu_engine() { return Runtime::instance().cpu_engine(); }
 Engines& engines() { return Runtime::instance().engines(); }
 

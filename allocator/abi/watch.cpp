@@ -38,8 +38,8 @@ uint64_t start_ticks() {
   return place != nullptr ? strtoull(place + 1, nullptr, 10) : 0;
 }
 
-/// Null with errno set where the kernel or the sandbox refuses. The descriptor stays open for
-/// whoever looks for it.
+/// Makes the page. Returns null, with errno set, where the kernel or the sandbox refuses. The
+/// descriptor stays open for whoever looks for it.
 LivePage* make_page() {
   UniqueFd made(memfd_create(kLivePageName, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   UniqueFd file = above_standard(std::move(made));

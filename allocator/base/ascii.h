@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Letters and blanks of ASCII. isspace, tolower and toupper depend on the locale of the host
-// program.
+// Letters and blanks of ASCII. These functions serve in place of isspace, tolower and toupper,
+// which depend on the locale of the host program.
 #pragma once
 
 #include <string>

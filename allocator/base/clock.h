@@ -42,7 +42,7 @@ struct TimestampLine {
   uint64_t start = 0;
   double ns_per_unit = 0;
 
-  /// Nanoseconds since the start; 0 for earlier timestamps. Keeps the order of its arguments.
+  /// Nanoseconds since the start, or 0 for earlier timestamps. Keeps the order of its arguments.
   uint64_t ns_since_start(uint64_t at) const {
     if (at <= start) return 0;
     return static_cast<uint64_t>(static_cast<double>(at - start) * ns_per_unit);
@@ -55,8 +55,8 @@ class TimestampConverter {
  public:
   TimestampConverter() : start_(timestamp()), start_ns_(now_ns()) {}
 
-  /// Two lines differ in slope as far as the clocks drifted: use one line for all values that are
-  /// compared with each other.
+  /// The line through the construction and this call. Two lines differ in slope as far as the
+  /// clocks drifted: use one line for all values that are compared with each other.
   TimestampLine line() const {
     const uint64_t elapsed = timestamp() - start_;
     const uint64_t elapsed_ns = now_ns() - start_ns_;

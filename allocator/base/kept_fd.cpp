@@ -26,8 +26,8 @@ UniqueFd above_standard(UniqueFd fd) {
   return UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
 }
 
-// Nullopt with errno set on failure. Asks no server: a network file system answers from what it
-// knows.
+// Returns the file's device and inode number, or nullopt, with errno set, on failure. Asks no
+// server: a network file system answers from what it knows.
 std::optional<FileIdentity::Place> FileIdentity::place_of(int fd) {
   struct statx known = {};
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, &known) == 0) {

@@ -29,8 +29,8 @@
 
 namespace tencache {
 
-/// The same file under a number above 2, close-on-exec. Invalid with errno set where `fd` is
-/// invalid or no number is free.
+/// The same file under a number above 2, close-on-exec. The result is invalid, with errno set,
+/// where `fd` is invalid or no number is free.
 UniqueFd above_standard(UniqueFd fd);
 
 class FileIdentity {
@@ -59,7 +59,7 @@ class FileIdentity {
 class FileHold {
  public:
   FileHold() = default;
-  /// Invalid with errno set where the file cannot be mapped.
+  /// The hold is invalid, with errno set, where the file cannot be mapped.
   explicit FileHold(int fd);
 
   bool is_valid() const { return page_ != nullptr; }
@@ -71,7 +71,7 @@ class FileHold {
 class KeptFd {
  public:
   KeptFd() = default;
-  /// Invalid with errno set where `fd` is invalid or no number above 2 is free.
+  /// The object is invalid, with errno set, where `fd` is invalid or no number above 2 is free.
   explicit KeptFd(UniqueFd fd) : fd_(above_standard(std::move(fd))) {
     if (fd_.is_valid()) identity_ = FileIdentity::of(fd_.get());
   }

@@ -23,9 +23,9 @@ namespace {
 
 std::atomic<LogLevel> g_level{LogLevel::kInfo};
 
+constexpr size_t kLabelBytesMax = 31;
 // What stands after the library's name; it ends in ": " unless it is empty. Signal handlers read
 // it.
-constexpr size_t kLabelBytesMax = 31;
 std::array<char, kLabelBytesMax + 3> g_label = {};
 std::atomic<bool> g_has_label{false};
 

@@ -5,32 +5,37 @@
 //
 // Note [Locks]: the order in which locks may be taken, outermost first. No lock is held across a
 // copy, an I/O, a blocking system call or a callback into PyTorch, but for the exceptions below.
-//   1. Runtime::mutex_            held while options are used or change, while the cpu backend's
+//   1. Runtime::mutex_            is held while options are used or change, while the cpu backend's
 //                                 engine is opened, while a GPU's is added and while the disk or
-//                                 the machine is probed. The exception: held across the probes' I/O
-//   2. the list of engines        held from before a fork until after it, also while moves end:
-//      (engine/engine.cpp)        an exception, too
-//      Engine::fork_mutex()       taken after that one; guards the names of ops; held while a fork
-//                                 copies the process
-//   3. HostSpill::plan_mutex_     guards the pointer to the cursor; held while that names the
-//                                 extents that are needed last
-//   4. PlanCursor::mutex_         the place in a plan; held while fetches are requested (evictions
-//                                 are requested without it)
-//   5. Evictor, Prefetcher, Learner::mutex_   the work each is asked to do; no two at once
-//   6. CpuHeap, CudaHeap::mutex_  lists of extents (cached, live), address ranges
-//   7. DiskTier, HostTier::grow_mutex_   one thread at a time grows the tier. An exception: held
-//                                 across fallocate, or while memory is mapped, pinned and unpinned
-//      DiskTier::sync_mutex_     one thread at a time waits for buffered writes. An exception, too
-//   8. DiskTier, HostTier::mutex_ slots and channels; blocks and chunks
+//                                 the machine is probed. It is an exception: it is held across the
+//                                 probes' I/O
+//   2. the list of engines        its lock is held from before a fork until after it, also while
+//      (engine/engine.cpp)        moves end; it is an exception, too
+//      Engine::fork_mutex()       is taken after that one, guards the names of ops, and is held
+//                                 while a fork copies the process
+//   3. HostSpill::plan_mutex_     guards the pointer to the cursor, and is held while that names
+//                                 the extents that are needed last
+//   4. PlanCursor::mutex_         guards the place in a plan, and is held while fetches are
+//                                 requested (evictions are requested without it)
+//   5. Evictor, Prefetcher, Learner::mutex_   guard the work each is asked to do; no two are held
+//                                 at once
+//   6. CpuHeap, CudaHeap::mutex_  guard lists of extents (cached, live) and address ranges
+//   7. DiskTier, HostTier::grow_mutex_   let one thread at a time grow the tier. They are
+//                                 exceptions: they are held across fallocate, or while memory is
+//                                 mapped, pinned and unpinned
+//      DiskTier::sync_mutex_      lets one thread at a time wait for buffered writes. It is an
+//                                 exception, too
+//   8. DiskTier, HostTier::mutex_ guard slots and channels, or blocks and chunks
 //   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
 //                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers
 //                                 and of the list of all StreamNumbers. Two are taken with another
 //                                 leaf lock held: CopyPause's in DeviceArena's, StreamQuarantine's
 //                                 in PinnedPool's. PinnedPool's destructor alone takes HostTier's
 //                                 with its own held
-//  10. ProgramUse::mutex_         counts of the program's use; taken with one leaf lock held
-//      FreeMarks::mutex_          which frees the device has come to; taken with a leaf lock or a
-//                                 heap's held
+//  10. ProgramUse::mutex_         guards counts of the program's use, and is taken with one leaf
+//                                 lock held
+//      FreeMarks::mutex_          guards what is known of the frees that the device has come to,
+//                                 and is taken with a leaf lock or a heap's held
 // The log takes no lock.
 //
 // Some state needs no lock. An extent's state is one atomic word, its copies below belong to

@@ -33,7 +33,8 @@
 namespace tencache {
 namespace {
 
-/// Why a parse function refused a text, as the end of a sentence; empty when it took the text.
+/// Why a parse function refused a text, as the end of a sentence. It is empty when the function
+/// took the text.
 using Refusal = std::string;
 
 struct Row {
@@ -49,7 +50,8 @@ constexpr std::string_view kAuto = "auto";
 constexpr std::string_view kOff = "off";
 constexpr std::string_view kEnvironmentPrefix = "TENCACHE_";
 constexpr std::string_view kInternalPrefix = "TENCACHE_INTERNAL_";
-// Names come from the environment too, where they can have any length.
+// A longer name is not compared with the known ones. Names come from the environment too, where
+// they can have any length.
 constexpr size_t kAskedNameMax = 64;
 constexpr uint64_t kMemoryBytesMin = kMiB;
 constexpr uint64_t kExtentMinBytesMin = 4 * kKiB;
@@ -126,7 +128,7 @@ constexpr std::array<std::string_view, 3> kChoiceNames = {"auto", "on", "off"};
 constexpr std::array<std::string_view, 3> kBackendNames = {"auto", "cpu", "cuda"};
 constexpr std::array<std::string_view, 4> kLevelNames = {"error", "warning", "info", "debug"};
 
-/// The enumerators of `Enum` count up from 0 in the order of `names`.
+/// Parses one of `names`. The enumerators of `Enum` count up from 0 in the same order.
 template <typename Enum, size_t kCount>
 Refusal parse_enum(std::string_view text, const std::array<std::string_view, kCount>& names,
                    Enum& value) {

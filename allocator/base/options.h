@@ -29,7 +29,8 @@ enum class Choice : uint8_t { kAuto, kOn, kOff };
 /// C++ program tencache_enable() does.
 enum class BackendChoice : uint8_t { kAuto, kCpu, kCuda };
 
-// These two are also the defaults of engines that are opened without options, as suites do.
+// The defaults of the options arm_at and extent_min, and of engines that suites open without
+// options.
 constexpr double kDefaultArmAt = 0.70;
 constexpr uint64_t kDefaultExtentMinBytes = 1 << 20;
 
@@ -67,9 +68,9 @@ struct Options {
 /// the order in which they should be shown.
 std::string option_table_json();
 
-/// Sets one option by its name from text. kInvalidArgument for an unknown name (with the known ones
-/// that may be meant) and for text that does not parse or is out of range; the message names
-/// option, value, reason and remedy.
+/// Sets one option by its name from text. Fails with kInvalidArgument for an unknown name (with the
+/// known ones that may be meant) and for text that does not parse or is out of range; the message
+/// names option, value, reason and remedy.
 Status set_option(Options& options, std::string_view name, std::string_view text);
 
 /// Reads every TENCACHE_<NAME> variable through `get` (getenv's contract). `names` lists the

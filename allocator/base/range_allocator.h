@@ -61,7 +61,7 @@ class RangeAllocator {
   uint64_t largest_free() const;
   /// Length of the free range that ends at limit(), or 0 when the last unit is in use.
   uint64_t free_at_end() const;
-  /// Checks the invariants by walking everything; for tests and debug builds.
+  /// Checks the invariants by walking everything. Only tests and debug builds call this.
   bool is_valid() const;
 
  private:

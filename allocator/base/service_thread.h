@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Starts the library's own threads. They block every signal except SIGABRT and those that report a
-// fault of the thread itself. A handler of the program that ran there could wait for work that only
-// this thread can do, and programs expect their signals on their own threads.
+// How the library's own threads are started. They block every signal except SIGABRT and those that
+// report a fault of the thread itself. A handler of the program that ran on one of them could wait
+// for work that only this thread can do, and programs expect their signals on their own threads.
 #pragma once
 
 #include <pthread.h>

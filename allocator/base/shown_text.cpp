@@ -11,7 +11,8 @@
 namespace tencache {
 namespace {
 
-// Most users' paths fit whole; two such texts fit into tencache_error.message beside the reason.
+// How many bytes of a long text are shown, at its beginning and at its end. Most users' paths fit
+// whole; two such texts fit into tencache_error.message beside the reason.
 constexpr size_t kHeadBytes = 160;
 constexpr size_t kTailBytes = 80;
 constexpr size_t kLeftOutBytesMin = 40;  // leaving out less saves no more than the note takes

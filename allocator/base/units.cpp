@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Converts text to bytes or nanoseconds, and back. Whole numbers of bytes are exact up to 2^64-1; a
-// fraction is rounded down to whole bytes. Anything but a plain decimal number and a known unit is
-// refused: a misread budget would be worse than an error. Nothing here keeps state.
+// Conversions of text to bytes or nanoseconds, and back. Whole numbers of bytes are exact up to
+// 2^64-1; a fraction is rounded down to whole bytes. Anything but a plain decimal number and a
+// known unit is refused: a misread budget would be worse than an error. Nothing here keeps state.
 //
 // Threads: any.
 #include "base/units.h"

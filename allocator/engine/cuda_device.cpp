@@ -118,7 +118,7 @@ Status CudaDevice::open_staging(std::unique_ptr<StagingRing>* staging) {
   return Status::ok();
 }
 
-// Without direct storage, the disk is read by way of host memory.
+// Opens direct storage where that is possible. Without it, the disk is read by way of host memory.
 void CudaDevice::open_direct(const CuFileApi& cufile) {
   Status status(StatusCode::kUnavailable, "The spill file's directory takes no O_DIRECT.");
   if (disk_->uses_direct_io()) {
@@ -142,7 +142,7 @@ Status CudaDevice::open_mover(const CudaDeviceConfig& config) {
   return Status::ok();
 }
 
-// Without the hasher everything works, and more is copied.
+// Makes the hasher where that is possible. Without it everything works, and more is copied.
 void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
   const Result<DeviceHashSeeds> seeds = draw_hash_seeds();
   Status status = seeds.status();
@@ -152,14 +152,14 @@ void CudaDevice::open_hasher(const NvrtcApi& nvrtc) {
                        status.clause().c_str());
 }
 
-// Without the pause, mappings wait for copies.
+// Makes the pause where that is possible. Without it, mappings wait for copies.
 void CudaDevice::open_pause() {
   const Status status = CopyPause::create(*gpu_).move_to(&pause_);
   if (status.is_ok()) return;
   TENCACHE_LOG_DEBUG("copies do not pause for mappings: %s", status.clause().c_str());
 }
 
-// Without the kernel, the copy engines make all copies.
+// Makes the copy kernel where that is possible. Without it, the copy engines make all copies.
 void CudaDevice::open_copy_kernel(const NvrtcApi& nvrtc) {
   const Status status = CopyKernel::create(*gpu_, nvrtc).move_to(&copy_kernel_);
   if (status.is_ok()) return;

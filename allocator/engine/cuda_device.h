@@ -42,11 +42,11 @@ struct CudaDeviceConfig {
   int ordinal = 0;           // of the GPU
   uint64_t arena_bytes = 0;  // of addresses; 0: many times what the GPU holds
   HeapConfig heap;
-  /// None: nothing ever goes cold. The device sets node and pinner.
+  /// The host tier. Without one, nothing ever goes cold. The device sets node and pinner.
   std::optional<HostTierConfig> host;
   std::optional<DiskTierConfig> disk;  // below the host; none: what finds no room there stays
-  /// Share of the host's budget that a thread keeps free where there is a disk. 0: no thread reads
-  /// or writes ahead, and the disk is written to when the room is needed.
+  /// Share of the host's budget that a thread keeps free where there is a disk. At 0 no thread
+  /// reads or writes ahead, and the disk is written to when the room is needed.
   double host_headroom = kHostHeadroomShare;
   uint64_t wait_resolution_ns = EventTimer::kResolutionNs;  // shorter waits count as none
   uint64_t probe_bytes = 64 * kMiB;  // copied each way to measure the link; 0: not measured

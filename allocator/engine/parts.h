@@ -38,7 +38,7 @@ struct EngineHooks {
   std::function<void()> on_arm;
   /// The evictor and chaos mode call this often: pins that outlived their op may be released now.
   std::function<void()> before_pass;
-  /// The evictor calls this once.
+  /// The evictor calls this once, when the first extents have left.
   std::function<void()> on_first_spill;
   /// The learner calls this for every plan but that of a stored period.
   std::function<void(const LearnedPlan&)> on_learned_plan;

@@ -3,9 +3,9 @@
 // Reading: what the program reads while the object lives, by other means than an op: a checkpoint
 // that is written from the tensors' own memory. Extents are fetched, which compares their hash, and
 // stay, until they take half of the budget. A tensor for which the rest of that half is too small
-// is read through its cold mapping. Then the slot below is compared with its hash before and after.
-// Bytes that the disk has changed end the process, before anybody believes that the checkpoint is
-// written.
+// is read through its cold mapping. Before and after that, the slot below is compared with its
+// hash. Bytes that the disk has changed end the process, before anybody believes that the
+// checkpoint is written.
 //
 // In a forked child nothing can be fetched, so everything is read through mappings there.
 //

@@ -43,7 +43,7 @@ class DeviceModel {
 
   // ---- One op ----
   void begin_op(Tick tick);
-  /// Tensors that the op names or allocates cannot leave until they are needed no longer.
+  /// From need_now() to need_no_longer(), tensors that the op names or allocates cannot leave.
   void need_now();
   void need_no_longer();
   /// The plan's requests. They have no effect on a tensor that is elsewhere than they expect.
@@ -53,7 +53,7 @@ class DeviceModel {
   void catch_up() { advance(now_ns_); }
   /// Waits until everything that the op names is there.
   void require(const TraceOp& op);
-  /// Waits for room.
+  /// Waits for room, and gives it to the tensor.
   void allocate(uint32_t tensor);
   void use(const TraceAccess& access);
   void compute(uint64_t ns);
@@ -73,7 +73,7 @@ class DeviceModel {
   /// How far reads and writes of the link, and of the disk, are behind the program: how long they
   /// will still take after this moment.
   std::array<uint64_t, 4> backlogs_ns() const;
-  /// Call it when what was noted so far has been taken away.
+  /// Call when what was noted so far has been taken away.
   void forget_notes();
 
  private:

@@ -47,7 +47,8 @@ void ExtentRoles::compare_with_before() {
   counterparts_.assign(place_.length, kUnknownTick);
   const uint64_t known = place_.begin - log_.begin();
   const uint64_t begin = place_.begin - std::min(known, place_.length + place_.length / 2);
-  // An extent that was allocated in the repetition before those ticks is another one in each.
+  // An extent that was allocated in the repetition before those ticks is another one in each
+  // repetition.
   const uint64_t since = begin - std::min(begin, place_.length);
   std::vector<size_t> aligned = align_ends(log_.identities(begin, place_.begin, since),
                                            log_.identities(place_.begin, place_.end(), since));
@@ -180,11 +181,11 @@ void ExtentRoles::settle(Succession* open) {
         end != copy_tick_of_.end() ? end->second : std::min(open->born + lasted, place_.end() - 1);
     const auto last_use = last_uses_.find(open->extent_id);
     const uint64_t used_until = last_use != last_uses_.end() ? last_use->second : open->born;
+    // If this extent is used after that end, the earlier one was something else.
     if (open->freed >= used_until) {
       open->end = Succession::End::kInCopy;
       return;
     }
-    // The earlier extent was something else.
   }
   if (life.freed == kUnknownTick) {
     made_once_.insert(open->extent_id);
@@ -204,8 +205,8 @@ void ExtentRoles::look_before_the_copy() {
   }
 }
 
-// An extent that the copy before did not name at this place comes and goes more slowly than once a
-// repetition.
+// Finds the extents that the copy before did not name at their place: these come and go more slowly
+// than once a repetition.
 void ExtentRoles::find_exchanged() {
   for (uint64_t number = place_.begin; number < place_.end(); ++number) {
     const uint64_t before = counterpart(number);

@@ -5,7 +5,7 @@
 // of both. So it finds the successor of an extent that is freed in the copy, and the end of one
 // that outlives it.
 //
-// Threads: belongs to one thread.
+// Threads: an object belongs to one thread.
 #pragma once
 
 #include <cstddef>

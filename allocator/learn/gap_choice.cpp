@@ -16,7 +16,8 @@ namespace {
 // over eight of these.
 constexpr int kEarlierMax = 16;
 
-/// Makes one choice of gaps. Keeps how far each bin is over the budget, and the time of the links.
+/// A choice of gaps in the making. It keeps how far each bin is over the budget, and the links'
+/// time.
 class GapChoice {
  public:
   GapChoice(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
@@ -196,8 +197,8 @@ class GapChoice {
     read_link_.take(idle, candidate.read_ns, From::kEnd);
   }
 
-  // A later choice may have made an earlier one needless. Short gaps are given up first: they free
-  // their room for the least time.
+  // Gives up the gaps that later choices have made needless, short ones first: they free their room
+  // for the least time.
   void give_up_needless() {
     std::vector<uint64_t> used = timeline_.maxima(trace_.bytes_by_tick());
     std::vector<uint32_t> chosen;

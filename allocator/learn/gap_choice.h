@@ -12,10 +12,10 @@
 // the link has the time to write. Neither is always better: kOwnGap is wrong about writes; kChain
 // is right, and so spends more of the link's time on tensors with a copy.
 //
-// LinkPrices tell what a nanosecond of a link costs: all the same at first, and less where a plan
-// leaves the link idle.
+// LinkPrices tell what a nanosecond of a link costs. At first all cost the same; where a plan
+// leaves the link idle, they cost less.
 //
-// A pure function of its arguments, linear in ticks and gaps (see learn/planner.h).
+// choose_gaps() is a pure function of its arguments, linear in ticks and gaps (learn/planner.h).
 #pragma once
 
 #include <vector>

@@ -123,7 +123,8 @@ bool HostModel::drop_spare_copy() {
   return true;
 }
 
-// The tensor that is needed last is on disk alone from now on. Returns false if there is none.
+// Leaves the cold tensor that is needed last on disk alone. Returns false if host memory holds no
+// cold tensor.
 bool HostModel::demote_last(uint64_t now_ns) {
   if (in_host_.is_empty()) return false;
   const uint32_t last = in_host_.last();

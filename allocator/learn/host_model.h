@@ -7,12 +7,12 @@
 // If the plan says so, it copies what is needed last to disk while the disk has nothing to write.
 //
 // The model: the disk does one read and one write at a time, side by side. Where an eviction would
-// leave less free than half of the headroom, the whole of it is made free. A tensor that is being
+// leave less free than half of the headroom, the whole headroom is freed. A tensor that is being
 // written still holds its room, so an eviction waits where more is being written than is free.
 // Reads leave half of the headroom free. In the end there is always room; the engine would leave a
 // tensor on the device instead, which the simulator does not play.
 //
-// Time never goes back between calls. Pure: no clock, no threads.
+// Time never goes back between calls. The model is pure: it has no clock and no threads.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,7 @@ class HostModel {
   void advance(uint64_t until_ns);
 
   uint64_t used_bytes() const { return used_bytes_; }
-  /// Until when the disk is busy with what it was given.
+  /// The times until which the disk is busy with the reads, or the writes, that it was given.
   uint64_t read_free_ns() const { return read_free_ns_; }
   uint64_t write_free_ns() const { return write_free_ns_; }
 
@@ -111,7 +111,8 @@ class HostModel {
   // Cold tensors: those with a block of host memory, and those on disk alone.
   UseOrder in_host_;
   UseOrder on_disk_;
-  // The bytes of the cold tensors in host memory that are needed at counted_until_ or before.
+  // counted_bytes_: the bytes of the cold tensors in host memory that are needed at counted_until_
+  // or before.
   uint64_t counted_until_ = 0;
   uint64_t counted_bytes_ = 0;
   uint64_t cold_bytes_ = 0;  // of all of those in host memory

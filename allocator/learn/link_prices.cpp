@@ -13,6 +13,7 @@ constexpr size_t kSlices = 256;
 constexpr size_t kSlicesAround = 4;
 // What an idle link costs: bytes that are not moved at all are better still.
 constexpr double kIdlePrice = 0.1;
+// How much of the way prices move towards those that a simulation shows.
 constexpr double kPartOfTheWay = 0.5;
 
 /// How long one link is busy in each slice of a period, as a share of the slice.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LocalSearch: changes a plan step by step, plays each changed plan, and keeps the better one.
-// Three kinds of change are tried.
+// LocalSearch: a search that changes a plan step by step, plays each changed plan, and keeps the
+// better one. Three kinds of change are tried.
 //   1. Evictions that leave later. A link carries them in the order of the requests. An op that
 //      waits for room waits for what was asked for before; where that is large, smaller tensors
 //      that leave first are enough for it.

@@ -15,7 +15,8 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
   }
   const auto first_without = std::ranges::find(chosen, kNoTick, &Gap::before);
   const size_t returning = static_cast<size_t>(first_without - chosen.begin());
-  // The fetches of two repetitions in a row; the first of those that count as ahead is `first`.
+  // The loop goes through the fetches of two repetitions in a row. `first` is the first of those
+  // that count as ahead.
   size_t first = 0;
   uint64_t bytes = 0;
   for (size_t number = 0; number < 2 * returning; ++number) {
@@ -32,8 +33,8 @@ Plan fetch_near_use(const Trace& trace, std::vector<Gap> chosen, uint64_t ahead_
     plan.moves[number % returning].fetch_at =
         (gap.before + count - std::min(ahead, length - 1)) % count;
   }
-  // Evictions after one op go in the opposite order: first the tensor that is needed last in the
-  // period.
+  // Evictions after one op go in the opposite order: the tensor that is needed last in the period
+  // leaves first.
   std::reverse(plan.moves.begin(), plan.moves.end());
   return plan;
 }

@@ -6,7 +6,7 @@
 // deadlines, and at no time are more than a given number of bytes fetched or requested ahead of the
 // op that runs.
 //
-// A pure function, linear in the gaps, which it sorts.
+// fetch_near_use() is a pure function, linear in the gaps, which it sorts.
 #pragma once
 
 #include <cstdint>

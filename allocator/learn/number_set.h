@@ -17,7 +17,7 @@ class NumberSet {
   /// Holds numbers below `size`.
   explicit NumberSet(uint32_t size) : words_(size / 64 + 1), summary_(words_.size() / 64 + 1) {}
 
-  /// From now on it holds numbers below `size`, which is no smaller than before.
+  /// From now on the set holds numbers below `size`, which is no smaller than before.
   void grow(uint32_t size) {
     words_.resize(size / 64 + 1);
     summary_.resize(words_.size() / 64 + 1);

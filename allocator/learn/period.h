@@ -64,12 +64,12 @@ struct Period {
   /// that are always there.
   bool is_same_loop(const Period& other) const;
   /// Whether both are the same sequence of ops, perhaps from another tick on, and mostly on the
-  /// same extents, where one that is not known yet may be any. They are two guesses about one
-  /// program.
+  /// same extents, where one that is not known yet may be any. Such periods are two guesses about
+  /// one program.
   bool is_like(const Period& other) const;
   /// Whether nine in ten ops are the same, in whatever order, and mostly on the same extents, where
-  /// one that is not known yet may be any. They are one loop, seen from different ticks, in passes
-  /// that differ a little.
+  /// one that is not known yet may be any. Such periods are one loop, seen from different ticks, in
+  /// passes that differ a little.
   bool has_same_ops(const Period& other) const;
   /// Whether the other's sequence of ops is a part of this loop, on the same extents.
   bool contains(const Period& other) const;

@@ -14,7 +14,7 @@
 // A wrong guess shows when the next repetition does something else. A second copy right before the
 // first leaves little to guess.
 //
-// Functions of the log and the recorder.
+// What the functions return depends on their arguments alone.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 // repetition at the end of the log that is worth planning for. There the extents tell a repetition
 // from layers that only look alike, which use different parameters.
 //
-// Pure functions of the log.
+// All functions here are pure functions of the log.
 #pragma once
 
 #include <cstdint>

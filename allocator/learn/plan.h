@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plan: says, for a trace, which tensor leaves the device after which op, and at which op it begins
-// to come back, so that it is there before it is named. Machine: what moving costs, for planner and
+// Plan: which tensor of a trace leaves the device after which op, and at which op it begins to come
+// back, so that it is there before it is named. Machine: what moving costs, for planner and
 // simulator.
 #pragma once
 
@@ -37,7 +37,7 @@ constexpr uint64_t transfer_ns(uint64_t bytes, double bytes_per_s) {
   return static_cast<uint64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9);
 }
 
-/// How much slower or faster than measured links and disk may be at another time.
+/// By how much links and disk may be slower or faster than measured at another time.
 inline constexpr double kSpeedErrorShare = 0.2;
 
 /// What the machine offers. Sizes are in bytes, times in nanoseconds.
@@ -53,13 +53,14 @@ struct Machine {
   double write_work_ns_per_byte = 0;
   double drop_work_ns_per_byte = 0;  // for everything that leaves, written or not
   // Where a disk lies below the tier that the device writes to: the size of that tier, the part of
-  // it that is kept free, and the speed of the disk. A size of 0: that tier holds everything.
+  // it that is kept free, and the speed of the disk. A size of 0 means that the tier holds
+  // everything.
   uint64_t host_bytes = 0;
   uint64_t host_headroom_bytes = 0;
   double disk_read_bytes_per_s = 0;
   double disk_write_bytes_per_s = 0;
-  // A fetch that an op waits for no longer than this is not late. 0: threads wait, not a device,
-  // and whatever an op finds cold is late.
+  // A fetch that an op waits for no longer than this is not late. 0 means that threads wait, not a
+  // device, and that whatever an op finds cold is late.
   uint64_t wait_resolution_ns = 0;
   bool is_read_guessed = false;   // the speed of reads, because too little has come back
   bool is_write_guessed = false;  // the same of writes

@@ -30,9 +30,11 @@ constexpr std::array<double, 3> kLeads = {4.0, 2.0, 1.0};
 constexpr std::array<double, 2> kLeadsWithWaits = {4.0, 1.0};
 // How far ahead the plans of fetch_near_use() fetch, in shares of the budget.
 constexpr std::array<double, 3> kAheadShares = {1.0 / 128, 1.0 / 32, 1.0 / 8};
+// The ways to charge writes, each of which is tried.
 constexpr std::array<WriteCharge, 2> kCharges = {WriteCharge::kOwnGap, WriteCharge::kChain};
 // How much may be copied to disk ahead of need, in shares of what goes there anyway.
 constexpr std::array<double, 4> kCopyShares = {0.5, 0.75, 1.0, 1.25};
+// How often a schedule is played at most. After each time, fetches that came late start earlier.
 constexpr int kFeedbackRounds = 2;
 // How often gaps are chosen by the prices of the links' time, and how often in a row in vain.
 constexpr int kPricedRounds = 8;
@@ -41,7 +43,7 @@ constexpr int kPricedInVain = 2;
 // seconds; longer periods get fewer rounds.
 constexpr uint64_t kOpsPlayedMax = 8'000'000;
 
-/// Gives every chosen gap the op at which its fetch may start.
+/// A schedule of fetches: for every chosen gap the op at which its fetch may start.
 class FetchSchedule {
  public:
   FetchSchedule(const Trace& trace, const Machine& machine, const BinTimeline& timeline,
@@ -112,7 +114,7 @@ std::vector<Gap> gaps_used(std::vector<Gap> gaps, const std::vector<PlannedMove>
   return gaps;
 }
 
-/// Makes plans, plays them, and keeps the best.
+/// The search for a plan: it makes plans, plays them, and keeps the best.
 class Search {
  public:
   Search(const Trace& trace, const Machine& machine)
@@ -180,8 +182,8 @@ class Search {
     best_ = std::move(best);
   }
 
-  // While the program waits, the links go on and all that follows shifts. Where waiting cannot be
-  // helped, a plan for the time that the program really takes is better.
+  // Tries plans for the time that the program really takes, waits included. While it waits, the
+  // links go on and all that follows shifts. Where waiting cannot be helped, such a plan is better.
   void search_with_waits(WriteCharge charge) {
     if (!may_improve()) return;
     const BinTimeline timeline(trace_, best_.simulation.stall_ns);
@@ -272,8 +274,8 @@ class Search {
     return best;
   }
 
-  // About as much is copied ahead as goes to disk anyway. More copies would not begin sooner, and
-  // some would be needless.
+  // Tries to copy about as much ahead as goes to disk anyway. More copies would not begin sooner,
+  // and some would be needless.
   void try_copies_ahead() {
     const uint64_t disk_bytes = best_.simulation.disk_bytes_written;
     uint64_t best_bytes = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recorder: remembers what the program did, cheaply enough to stay on while hooks are armed. Each
+// Recorder: a memory of what the program did, cheap enough to stay on while hooks are armed. Each
 // thread appends to a ring of its own (no lock, no allocation, one clock reading by the caller).
 // The newest kRingEvents events of every thread are kept. Rings outlive their threads and are
 // reused by new ones, so that short-lived threads neither lose events nor pile up rings.
@@ -52,7 +52,8 @@ struct Event {
 
 inline constexpr uint64_t kRingEvents = uint64_t{1} << 16;
 
-// Each op writes its thread's ring, so two rings share no cache line.
+// A ring of the newest events of a thread. Each op writes its thread's ring, so two rings share no
+// cache line.
 class alignas(64) EventRing {
  public:
   void append(const Event& event) {
@@ -114,7 +115,7 @@ class Recorder {
   /// How many ops all threads have begun. Takes no lock.
   uint64_t op_count() const;
 
-  /// The number of an op; the same name always has the same number, from 1.
+  /// The number of an op, at least 1; the same name always has the same number.
   uint32_t register_op(std::string_view name) TENCACHE_EXCLUDES(mutex_);
   /// Returns "" for 0 and unknown numbers.
   std::string op_name(uint32_t op) const TENCACHE_EXCLUDES(mutex_);

@@ -12,7 +12,7 @@
 namespace tencache {
 namespace {
 
-// Periods that are replayed before the measured one. The state is steady when a period ends as it
+// How many periods are replayed before the last one. The state is steady when a period ends as it
 // began.
 constexpr int kWarmUpPeriods = 2;
 
@@ -26,8 +26,8 @@ class Replay {
         moves_(plan, trace_.tick_count()),
         device_(index, machine, plan, &result_) {}
 
-  // Where periods take turns, fetches of one may have been made in the other. So the slower one of
-  // the last two counts.
+  // Returns the last period if it is steady, and otherwise the slower one of the last two: where
+  // periods take turns, fetches of one may have been made in the other.
   Simulation run() {
     for (int period = 1; period < kWarmUpPeriods; ++period) run_period();
     Simulation before = measure_period();

@@ -3,8 +3,8 @@
 // simulate: tells what a plan would do. It replays a trace, period after period, on a machine, and
 // makes the plan's moves. At an op it does what the engine does there: it waits for fetches, makes
 // room, and fetches on demand what is missing. It returns time, stalls and traffic of a period, in
-// steady state if it reaches one. It is a pure function: the same arguments always give the same
-// result.
+// steady state if the replay reaches one. It is a pure function: the same arguments always give the
+// same result.
 //
 // learn/device_model.h tells how long ops wait: it plays the device and its link. Where the machine
 // has a disk below host memory, departures and returns wait for the disk, too (learn/host_model.h).

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stall-free budget: how many bytes must be allowed so that a period hardly waits. It is found by
-// bisection, each budget planned and played, so the search costs about five plans. Pure functions.
+// bisection, each budget planned and played, so the search costs about five plans. The functions
+// are pure.
 //
 // A larger budget may be planned slightly worse than a smaller one, since the planner's choice is
 // greedy. So the result does hold, but a smaller budget may hold, too.

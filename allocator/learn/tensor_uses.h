@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // TensorUses: the ticks at which each tensor of a trace is named or allocated, seen from a tick:
-// which came last, which comes next, and until when the tensor's room could serve others. A value
-// that never changes. Threads: any.
+// which came last, which comes next, and until when the tensor's room could serve others. The
+// object never changes. Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class TensorUses {
   bool is_named(uint32_t tensor) const { return !uses_[tensor].empty(); }
   /// The latest use up to the tick, perhaps in the repetition before. REQUIRES: is_named(tensor).
   Tick last_use(uint32_t tensor, Tick now) const;
-  /// The first use after the tick. kNoTick: the tensor is freed before that. REQUIRES:
+  /// The first use after the tick, or kNoTick when the tensor is freed before that. REQUIRES:
   /// is_named(tensor).
   Tick next_use(uint32_t tensor, Tick now) const;
   /// The tick until which the tensor is idle: its next use, or its end if there is none. REQUIRES:

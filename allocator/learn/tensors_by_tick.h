@@ -42,7 +42,7 @@ class ByTick {
   std::vector<Value> values_;
 };
 
-/// Numbers of tensors.
+/// The values are the numbers of tensors.
 using TensorsByTick = ByTick<uint32_t>;
 
 struct PlanByTick {

@@ -27,9 +27,9 @@ void TickLog::append(const std::vector<ThreadEvents>& threads) {
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
-// A tick that waited for memory has its time in parts. Ticks begin in the order of their numbers,
-// except where the events of a thread came later. Times of such ticks may be lost; others of the
-// same op will come.
+// Adds the times to their ticks. A tick that waited for memory has its time in parts. Ticks begin
+// in the order of their numbers, except where the events of a thread came later. The times of those
+// exceptions may be lost; others of the same op will come.
 void TickLog::append_times(std::span<const OpTime> times) {
   for (const OpTime& time : times) {
     auto found = std::ranges::lower_bound(ticks_, time.begun_at, {}, &LoggedTick::begun_at);
@@ -82,8 +82,9 @@ void TickLog::take(uint32_t thread, const Event& event) {
   }
 }
 
-// What the newest tick has freed by now was gone before it allocates anything. So that both do not
-// seem to exist at once, what it does not name itself ends with the tick before.
+// Lets what the newest tick has freed by now, and does not name itself, end with the tick before.
+// Those extents were gone before the newest tick allocates anything, so they must not seem to exist
+// at once with what it allocates.
 void TickLog::move_deaths_back() {
   if (ticks_.size() < 2) return;
   LoggedTick& newest = ticks_.back();
@@ -136,7 +137,8 @@ std::span<const uint64_t> TickLog::deaths(uint64_t tick) const {
   return ticks_[tick - first_].deaths;
 }
 
-// Extents that died in the oldest tick are named by none of the ticks that are left.
+// Forgets the oldest tick, and the extents that died in it: none of the ticks that are left names
+// them.
 void TickLog::forget_oldest() {
   for (const uint64_t extent_id : ticks_.front().deaths) lives_.erase(extent_id);
   for (const uint64_t extent_id : ticks_.front().births) {

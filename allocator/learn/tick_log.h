@@ -9,7 +9,7 @@
 // that began last. But what a tick frees before its first allocation, and does not name, belongs to
 // the tick before.
 //
-// Threads: belongs to one thread (the learner's).
+// Threads: the log belongs to one thread (the learner's).
 #pragma once
 
 #include <cstdint>

@@ -54,8 +54,8 @@ struct Trace {
   Tick ticks_from(Tick from, Tick to) const { return (to + tick_count() - from) % tick_count(); }
   uint64_t compute_ns() const;
 
-  /// kInvalidArgument with the first thing that is wrong: no ops, an impossible tensor, an unknown
-  /// name or tensor, or an access outside of a tensor's life.
+  /// Returns kInvalidArgument with the first thing that is wrong: no ops, an impossible tensor, an
+  /// unknown name or tensor, or an access outside of a tensor's life.
   Status validate() const;
   /// Bytes that exist at each tick, wherever they are, including the fixed bytes.
   std::vector<uint64_t> bytes_by_tick() const;

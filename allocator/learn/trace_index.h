@@ -2,7 +2,7 @@
 //
 // TraceIndex: what a simulation needs to know of a trace and no plan changes. That is who is born,
 // needed and freed at each tick, and the sequences in which victims stand. A planner plays a trace
-// a hundred times and works this out once. It never changes. Threads: any.
+// a hundred times and works this out once. The index never changes. Threads: any.
 #pragma once
 
 #include <cstdint>

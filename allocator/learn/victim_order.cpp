@@ -9,7 +9,8 @@
 
 namespace tencache {
 
-// The numbers of the tensors ascend within a tick, or descend, as the tensors are walked.
+// Walks the tensors by ascending or by descending numbers, so that those of one tick stand in that
+// order.
 UsesByTick::UsesByTick(const std::vector<std::vector<Tick>>& uses, Tick tick_count, Victim rule)
     : is_ascending_(rule == Victim::kLeastRecentlyUsed),
       tensor_count_(static_cast<uint32_t>(uses.size())) {

@@ -15,7 +15,8 @@ constexpr uint32_t kBordersOfAKind = kBordersMax / 3;
 
 uint64_t rest(uint64_t bytes, uint64_t taken) { return bytes - std::min(bytes, taken); }
 
-// A tensor that no op names cannot leave, because the gate does not know it.
+// The fixed bytes, and those of the tensors that no op names. Such a tensor cannot leave, because
+// the gate does not know it.
 uint64_t bytes_that_never_leave(const TraceIndex& index) {
   const Trace& trace = index.trace();
   uint64_t bytes = trace.fixed_bytes;
@@ -151,7 +152,8 @@ class Windows {
     last_place_ = to_place - 1;
   }
 
-  // A tensor that was freed after an op of the window is nowhere when the window ends.
+  // Takes off the written tensors that are freed after this op of the window. They are nowhere when
+  // the window ends.
   void forget_freed(uint32_t place) {
     for (const uint32_t tensor : index_.freed_at(tick_at(place))) {
       if (written_in_[tensor] != window_) continue;
@@ -165,7 +167,8 @@ class Windows {
     written_bytes_ += trace_.tensors[tensor].bytes;
   }
 
-  // A tensor that is allocated in the window is not read in it.
+  // Counts a tensor that the window names. One that is allocated in the window is not read in it,
+  // and does not count.
   void name(uint32_t tensor, uint32_t place) {
     if (std::exchange(seen_in_[tensor], window_) == window_) return;
     const TraceTensor& life = trace_.tensors[tensor];
@@ -213,8 +216,8 @@ class Windows {
     return {step_ns, write_ns};
   }
 
-  // The last op computes when all is read; nothing that the window writes leaves before its first
-  // op ends.
+  // The longer of two times: the reads and then the last op, which computes when all is read; or
+  // the first op and then the writes, none of which leaves before that op ends.
   uint64_t with_computing(uint64_t read_ns, uint64_t write_ns) const {
     return std::max(read_ns == 0 ? 0 : read_ns + op_at(last_place_).compute_ns,
                     write_ns == 0 ? 0 : write_ns + op_at(first_place_).compute_ns);

@@ -10,7 +10,8 @@
 // The windows go from one tick of the period round to the same tick of the next period; none
 // reaches across that place.
 //
-// A pure function; its time is linear in the accesses of the trace times kBordersMax.
+// longest_windows() is a pure function; its time is linear in the accesses of the trace times
+// kBordersMax.
 #pragma once
 
 #include <cstdint>

@@ -78,7 +78,7 @@ void CpuHeap::free(void* address) {
   TENCACHE_CHECK(extent != nullptr && (extent->address == address || extent->is_slab), "free of %p",
                  address);
   if (is_passive()) {
-    // A forked child: the pages are its own copies, and nobody reads its copy of the bookkeeping.
+    // In a forked child the pages are its own copies, and nobody reads its copy of the bookkeeping.
     if (!extent->is_slab) madvise(extent->address, extent->bytes, MADV_DONTNEED);
     return;
   }
@@ -200,7 +200,8 @@ Result<Extent*> CpuHeap::make_extent(uint64_t bytes) {
   return extent;
 }
 
-// Extents go cold only where there is a disk, and a page map with it.
+// Frees a cold extent, and counts what the program did to it unannounced. Extents go cold only
+// where there is a disk, and a page map with it.
 void CpuHeap::free_cold(Extent* extent) {
   TouchedPages touched;
   if (page_map_->scan(extent->address, extent->bytes, &touched).is_ok()) {

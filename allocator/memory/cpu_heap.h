@@ -52,8 +52,9 @@ struct Frames {
 
 class CpuHeap final : public Heap {
  public:
-  /// See LivePeak. What a step gives back and wants again the kernel must clear anew. With a 16th,
-  /// a CNN's training touched 1,200 new pages a step, with an eighth 220, with a quarter none.
+  /// One part in so many of the peak is kept beyond it (LivePeak). What a step gives back and wants
+  /// again the kernel must clear anew. With a 16th, a CNN's training touched 1,200 new pages a
+  /// step, with an eighth 220, with a quarter none.
   static constexpr uint64_t kSlackShare = 4;
 
   CpuHeap(const HeapConfig& config, AddressArena& arena, ExtentTable& table,

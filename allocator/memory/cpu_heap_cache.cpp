@@ -95,8 +95,8 @@ bool CpuHeap::try_reserve_cached(uint64_t bytes) {
   return true;
 }
 
-// An extent that has more than is left to drop, rounded up to granules, gives only its front.
-// Padding goes last.
+// Drops cached extents, oldest first. One that has more than is left to drop, rounded up to
+// granules, gives only its front. Padding goes last.
 uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {
   std::vector<std::pair<Extent*, uint64_t>> dropped;  // how many bytes of each
   uint64_t dropped_bytes = 0;

@@ -26,7 +26,7 @@ class ExtentPool {
   /// Hands out the addresses from `base` on.
   ExtentPool(char* base, uint64_t bytes) : base_(base), granules_(bytes / kGranuleBytes) {}
 
-  /// Addresses that nobody uses. Returns nullopt when the arena is used up.
+  /// Takes addresses that nobody uses. Returns nullopt when the arena is used up.
   std::optional<char*> take_addresses(uint64_t bytes) {
     const std::optional<uint64_t> granule = granules_.allocate(granules_of(bytes));
     if (!granule) return std::nullopt;
@@ -37,7 +37,7 @@ class ExtentPool {
     granules_.free(static_cast<uint64_t>(address - base_) / kGranuleBytes, granules_of(bytes));
   }
 
-  /// A Vacant extent for these addresses.
+  /// Takes a Vacant extent for these addresses.
   ExtentType* take(char* address, uint64_t bytes) {
     ExtentType* extent = nullptr;
     if (vacant_.empty()) {

@@ -41,7 +41,7 @@ class ExtentTable {
   ExtentTable(const char* base, uint64_t bytes, std::atomic<Extent*>* entries,
               uint64_t mapped_bytes);
 
-  // Constant after create().
+  // All members below are constant after create().
   const char* arena_base_;
   uint64_t arena_bytes_;
   std::atomic<Extent*>* entries_;

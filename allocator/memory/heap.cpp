@@ -204,7 +204,8 @@ void Heap::count_over_budget(uint64_t bytes, uint64_t excess_bytes, const char* 
       remedy_for_excess(stuck, may_extents_be_smaller()).c_str());
 }
 
-// `rest` goes on where the sentence stops, and ends with what helps.
+// The error for a refused request. `rest` completes the sentence that the message begins, and ends
+// with what helps.
 Status Heap::refusal(uint64_t requested_bytes, const std::string& rest) const {
   const std::string op = room_maker_->current_op();
   return Status(StatusCode::kOutOfMemory, "tencache ran out of memory. Tried to allocate " +

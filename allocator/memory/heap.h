@@ -55,7 +55,7 @@ class RoomMaker {
   virtual void on_attention() = 0;
   /// Does what Heap::await_any_room() promises.
   virtual void await_any_room(uint64_t /*bytes*/, uint64_t /*soon_bytes*/) {}
-  /// The op this thread is in, for messages; "" when unknown.
+  /// The op this thread is in, for messages. Returns "" when it is unknown.
   virtual std::string current_op() const = 0;
   /// The heap calls these before and after the calling thread makes or waits for room that work in
   /// `streams` will fill. A wait within another one belongs to the outer one.
@@ -131,8 +131,9 @@ class Heap {
   /// Gives back everything that nobody uses, and returns its bytes. May wait for the device.
   virtual uint64_t empty_cache() = 0;
 
-  /// Climbs the ladder (climb() in memory/heap.cpp) to reserve room on the device tier, which work
-  /// in `streams` will fill. kOutOfMemory where a rung refuses; the last one goes over the budget.
+  /// Climbs the ladder (climb() in memory/heap.cpp) to reserve room on the device tier. Work in
+  /// `streams` will fill that room. Returns kOutOfMemory where a rung refuses; the last rung goes
+  /// over the budget.
   /// From the point where idle cached extents do not suffice, the call counts as a wait.
   Status reserve(uint64_t bytes, uint64_t requested_bytes, StreamSet streams = kNoStreams);
   /// Reserves room likewise for what cannot be refused (a fetch): the heap goes over the budget
@@ -154,8 +155,9 @@ class Heap {
   /// when what is used fits the budget again.
   bool is_in_debt() const { return is_in_debt_.load(std::memory_order_relaxed); }
 
-  /// Call it before an op that may not stop halfway. OK as long as the disk takes something, or if
-  /// all that the op names can be resident at once. Otherwise the error says why nothing can leave.
+  /// Call it before an op that may not stop halfway. Returns OK as long as the disk takes
+  /// something, or if all that the op names can be resident at once. Otherwise the error says why
+  /// nothing can leave.
   Status admit(std::span<Extent* const> extents);
   /// Between the two calls, the calling thread is in an op that may not stop halfway: no heap
   /// refuses it memory because of the disk. The heap goes over the budget instead, and the debt is
@@ -182,11 +184,11 @@ class Heap {
   Budget& budget() { return budget_; }
 
  protected:
-  /// Whether the program itself has set a bound. A request that does not fit below the bound, once
-  /// everything that may leave has left, is refused instead of exceeding the budget.
+  /// Notes whether the program itself has set a bound. A request that does not fit below the
+  /// bound, once everything that may leave has left, is refused instead of exceeding the budget.
   void set_bounded(bool is_bounded) { is_bounded_.store(is_bounded, std::memory_order_relaxed); }
-  /// Call before an allocation while in debt. OK when the debt is paid, or when the thread is in an
-  /// op that may not stop halfway; otherwise the error says why the debt cannot be paid.
+  /// Call before an allocation while in debt. Returns OK when the debt is paid, or when the thread
+  /// is in an op that may not stop halfway; otherwise the error says why the debt cannot be paid.
   Status pay_debt(uint64_t requested_bytes);
 
   /// While it lives, the calling thread makes or waits for room that work in `streams` will fill.
@@ -235,7 +237,7 @@ class Heap {
   /// The error for a request that no eviction could ever make room for.
   Status never_fits(uint64_t requested_bytes, uint64_t bytes_max) const;
 
-  // Constant after construction.
+  // These four are constant after construction.
   const HeapConfig config_;
   ExtentTable& table_;
   Budget& budget_;
@@ -257,7 +259,7 @@ class Heap {
     StreamSet streams = kNoStreams;  // whose work will fill it
   };
 
-  /// `reason`: why nothing could leave, if a lower tier is to blame.
+  /// `reason` tells why nothing could leave, if a lower tier is to blame.
   Status climb(const WantedRoom& wanted, Status* reason);
   void exceed(uint64_t bytes, const Status& reason);
   void note_debt(uint64_t bytes, uint64_t excess_bytes, const Status& reason);

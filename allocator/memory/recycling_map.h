@@ -4,7 +4,7 @@
 // Programs free a block and allocate one of its size again, over and over. What a heap keeps about
 // its cached extents then costs no call of malloc.
 //
-// Threads: as for std::map, the caller's lock guards it.
+// Threads: the caller's lock guards the map, as with std::map.
 #pragma once
 
 #include <cstddef>

@@ -46,7 +46,7 @@ class Slabs {
     return bytes >= kBlockBytesMin && bytes <= kBlockBytesMax;
   }
 
-  /// A block of a slab that exists. Returns nullopt when the request takes a new slab.
+  /// Cuts a block from a slab that exists. Returns nullopt when the request takes a new slab.
   std::optional<Allocation> cut(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   /// Makes a slab of this extent, and cuts a first block. REQUIRES: the extent has kSlabBytes, and
   /// nobody uses it.

@@ -28,10 +28,10 @@ namespace tencache {
 
 class AccessBarrier {
  public:
-  /// kUnavailable where the kernel gives no descriptor; where a privilege is missing, the message
-  /// says what would help.
+  /// Opens the privileged variant. Returns kUnavailable where the kernel gives no descriptor; where
+  /// a privilege is missing, the message says what would help.
   static Result<std::unique_ptr<AccessBarrier>> open();
-  /// The unprivileged variant, of which only protect(), unprotect() and wake() are of use.
+  /// Opens the unprivileged variant, of which only protect(), unprotect() and wake() are of use.
   static Result<std::unique_ptr<AccessBarrier>> open_unprivileged();
 
   /// Whether it stops the kernel on behalf of the program, too, and so close() may be used.
@@ -51,7 +51,7 @@ class AccessBarrier {
 
   /// From now on a thread that writes to the range waits, in user code; reads go on. REQUIRES: the
   /// range is whole pages, all of which can be read. Fails for other than anonymous memory, and on
-  /// kernels before 5.7. wake() ends it where the range was mapped anew.
+  /// kernels before 5.7. wake() ends the protection where the range was mapped anew.
   Status protect(char* address, uint64_t bytes) const;
   void unprotect(char* address, uint64_t bytes) const;
 

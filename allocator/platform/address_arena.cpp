@@ -28,7 +28,7 @@ char* align_to_granule(char* address) {
   return reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(address), kGranuleBytes));
 }
 
-/// Ok if a call is done, else what errno says of it.
+/// Returns OK if a call is done, else what errno says of it.
 Status outcome(bool is_done, const char* what, const char* address, uint64_t bytes) {
   const int error_number = errno;
   if (is_done) return Status::ok();
@@ -39,7 +39,7 @@ Status outcome(bool is_done, const char* what, const char* address, uint64_t byt
   return status_from_errno(error_number, text);
 }
 
-// Tries to move one page onto the next.
+// Whether the kernel can keep the source of a move: tries to move one page onto the next.
 bool probe_keeping_the_source() {
   void* mapped =
       mmap(nullptr, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

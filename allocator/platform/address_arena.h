@@ -34,10 +34,10 @@ class AddressArena {
  public:
   /// Reserves `bytes` of addresses, no memory. REQUIRES: both are multiples of kGranuleBytes. Takes
   /// less where the process has a limit (ulimit -v): half of what that leaves, since scratch memory
-  /// and the program need addresses, too. Halves the size until the kernel grants it. kUnavailable
-  /// below `least_bytes`, and where expect_page_size() says so.
+  /// and the program need addresses, too. Halves the size until the kernel grants it. Returns
+  /// kUnavailable below `least_bytes`, and where expect_page_size() says so.
   static Result<std::unique_ptr<AddressArena>> reserve(uint64_t bytes, uint64_t least_bytes);
-  /// kUnavailable where the kernel's pages are not of kPageBytes.
+  /// Returns kUnavailable where the kernel's pages are not of kPageBytes.
   static Status expect_page_size(uint64_t kernel_page_bytes);
   ~AddressArena();
   AddressArena(const AddressArena&) = delete;
@@ -65,7 +65,7 @@ class AddressArena {
   /// Replaces the range by the slot at `offset` of `fd` (Note [Cold mapping]).
   Status map_cold(char* address, uint64_t bytes, int fd, uint64_t offset);
 
-  /// Fresh zeroed anonymous pages outside the arena, to read a slot into.
+  /// Makes fresh zeroed anonymous pages outside the arena, to read a slot into.
   Result<char*> make_scratch(uint64_t bytes);
   /// Moves the scratch pages, or a part of them, onto the range, replacing what was there; that
   /// part of the scratch is gone. The kernel can move in one call only a range of one mapping.
@@ -81,7 +81,7 @@ class AddressArena {
  private:
   AddressArena(char* reservation, uint64_t reservation_bytes, char* base, uint64_t bytes);
 
-  // Constant after reserve().
+  // All members below are constant after reserve().
   char* reservation_;
   uint64_t reservation_bytes_;
   char* base_;

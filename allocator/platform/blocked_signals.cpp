@@ -26,7 +26,8 @@ constexpr std::string_view kBlocked = "\nSigBlk:\t";
 // A signal of glibc's own, below SIGRTMIN.
 constexpr int kInternalSignal = 32;
 constexpr int kLooksMax = 50;
-// The sanitizer has a thread of its own, which writes to no tensor. It blocks all but SIGSYS.
+// The mask of the thread that the sanitizer has for itself: that thread blocks all but SIGSYS, and
+// writes to no tensor.
 constexpr uint64_t kOfThreadSanitizer = 0xfffffffe3ffbfeff;
 
 /// The text of a thread's status, which has its name first. Returns an empty string when the thread

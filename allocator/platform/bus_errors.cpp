@@ -70,7 +70,8 @@ void report(const LostPage& page, uintptr_t address) {
   line.send();
 }
 
-// Always returns false: the signal is not done, because the page is not there whatever we do.
+// Reports the page if it is one of the spill file. Always returns false: the signal is not done,
+// because the page is not there whatever we do.
 bool report_lost_page(const siginfo_t& info) {
   const auto address = reinterpret_cast<uintptr_t>(info.si_addr);
   const PageFinder finder = g_finder.load(std::memory_order_acquire);

@@ -11,7 +11,7 @@
 // function of its own, which knows what it stands in front of. A newcomer that found ours, and puts
 // it back or calls it, so reaches what was there before the newcomer.
 //
-// Threads: ensure_in_front() from any. The handlers take no lock and allocate nothing.
+// Threads: any thread may call ensure_in_front(). The handlers take no lock and allocate nothing.
 #pragma once
 
 #include <signal.h>

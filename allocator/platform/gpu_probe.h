@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPUs of this machine, for `tencache doctor`, or why there is none. The probe loads the driver
-// and makes no context. Threads: any.
+// The GPUs of this machine, for `tencache doctor`, or why there are none. The probe loads the
+// driver and makes no context. Threads: any.
 #pragma once
 
 #include <cstdint>

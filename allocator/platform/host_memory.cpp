@@ -45,7 +45,7 @@ int populate(char* memory, uint64_t bytes, std::atomic<bool>& by_kernel) {
   return 0;
 }
 
-/// Touches one range of memory with several threads. The memory is fresh, so its bytes are zero
+/// The touch of one range of memory by several threads. The memory is fresh, so its bytes are zero
 /// before and after. The counters are relaxed because the threads are joined before run() reports
 /// from them.
 class Toucher {

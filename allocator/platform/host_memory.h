@@ -40,7 +40,7 @@ struct HostMemoryRequest {
 struct HostPlacement {
   int node = -1;  // as asked
   // Why the kernel did not bind the memory to the node, and why the threads that touched it did not
-  // run on processors of the node. It is empty when they did, or no node was asked for.
+  // run on processors of the node. Each text is empty when that was done, or no node was asked for.
   std::string bind_refusal;
   std::string threads_refusal;
   unsigned threads = 0;             // number that touched it
@@ -49,7 +49,8 @@ struct HostPlacement {
 
 class HostMemory {
  public:
-  /// kOutOfMemory, with value, reason and remedy, where memory or address space does not suffice.
+  /// Returns kOutOfMemory, with value, reason and remedy, where memory or address space does not
+  /// suffice.
   static Result<HostMemory> map(const HostMemoryRequest& request);
 
   /// Takes over a mapping of whole pages.
@@ -68,8 +69,8 @@ class HostMemory {
 inline constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 
 /// Maps `bytes` of fresh memory that begins where a huge page can, and asks for huge pages if the
-/// memory holds one. Null with errno set when there is no memory. `flags` are those of mmap()
-/// besides MAP_ANONYMOUS. The caller unmaps the memory.
+/// memory holds one. Returns null and sets errno when there is no memory. `flags` are those of
+/// mmap() besides MAP_ANONYMOUS. The caller unmaps the memory.
 char* map_huge_aligned(uint64_t bytes, int flags = MAP_PRIVATE);
 
 }  // namespace tencache

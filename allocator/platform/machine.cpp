@@ -18,8 +18,9 @@ namespace tencache {
 namespace {
 
 // The reserve for memory that does not come from our allocator: libraries that are imported later,
-// stacks, Python's objects, the page cache. It is a tenth, and at least this much where that leaves
-// half. For pinned memory both are doubled.
+// stacks, Python's objects, the page cache. It is a tenth, and at least kReserveBytesMin where that
+// leaves half. For pinned memory the tenth and that minimum are doubled. A default budget is at
+// least kBudgetBytesMin where the addresses allow that much; a smaller one of pinned memory is 0.
 constexpr uint64_t kReserveBytesMin = kGiB;
 constexpr uint64_t kBudgetBytesMin = 128 * kMiB;
 
@@ -54,7 +55,7 @@ struct CgroupMemory {
 };
 
 // The folder of this process's cgroup below its mount, e.g. "/user.slice". A v1 line names its
-// controllers; the v2 line names none, which "" finds. "/" where there is no such line.
+// controllers; the v2 line names none, which "" finds. Returns "/" where there is no such line.
 std::string cgroup_path(const std::string& root, const std::string& controller) {
   std::ifstream file(root + "/proc/self/cgroup");
   std::string line;

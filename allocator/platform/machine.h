@@ -27,7 +27,8 @@ struct MachineMemory {
 /// local_ranks are of this process, whatever the root.
 MachineMemory probe_memory(const std::string& root = "");
 
-/// Processors that this process may use at once, by its affinity and its cgroup's quota; above 0.
+/// How many processors this process may use at once, by its affinity and its cgroup's quota. The
+/// number is above 0.
 double usable_processors();
 
 /// The default budget of the device tier: what is left now, less a reserve for memory that does not
@@ -42,7 +43,7 @@ DefaultBudget default_device_budget(const MachineMemory& memory);
 
 /// The default budget of pinned host memory beside a GPU: like that of the device tier, with a
 /// larger reserve, because pinned memory can be neither reclaimed nor swapped out while the
-/// program's own memory comes and goes (a loaded checkpoint, DataLoader workers). 0 where too
+/// program's own memory comes and goes (a loaded checkpoint, DataLoader workers). It is 0 where too
 /// little would be left to be of use.
 DefaultBudget default_host_budget(const MachineMemory& memory);
 

@@ -14,7 +14,7 @@
 namespace tencache {
 
 /// The directory into which the overlay with this device number writes, as it was named when it was
-/// mounted: maybe in another view of the machine, outside of this container. `mounts` is the text
+/// mounted, maybe in another view of the machine, outside of this container. `mounts` is the text
 /// of /proc/self/mountinfo. Returns nullopt where no such overlay is listed, or where it is
 /// read-only.
 std::optional<std::string> overlay_upper_directory(std::string_view mounts, dev_t device);

@@ -16,13 +16,13 @@
 
 namespace tencache {
 
-/// Parses a list of processors as /sys writes it, "0-3,8" or nothing. kInvalidArgument for anything
-/// else and for numbers that a cpu_set_t cannot hold.
+/// Parses a list of processors as /sys writes it, "0-3,8" or nothing. Returns kInvalidArgument for
+/// anything else and for numbers that a cpu_set_t cannot hold.
 Result<cpu_set_t> parse_processor_list(std::string_view text);
 
-/// The processors of a node on which the calling thread may run. kUnavailable when the kernel
-/// reports no such node, or when this thread may use none of its processors. Other errors are those
-/// of the list or of the kernel.
+/// The processors of a node on which the calling thread may run. Returns kUnavailable when the
+/// kernel reports no such node, or when this thread may use none of its processors. Other errors
+/// are those of the list or of the kernel.
 Result<cpu_set_t> processors_of_node(int node);
 
 /// Lets the calling thread run on these processors alone.

@@ -262,7 +262,8 @@ int try_to_open(const std::string& path, const Target& target) {
   return open_target(path, target).is_valid() ? 0 : errno;
 }
 
-/// The path without links, or empty where they lead in a circle or the working directory is gone.
+/// The path without links. Returns an empty string where links lead in a circle, or the working
+/// directory is gone.
 std::string resolved(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);

@@ -31,8 +31,8 @@
 
 namespace tencache {
 
-/// Collects text for a descriptor and writes it in large pieces. After a failed write, further text
-/// is dropped.
+/// A buffer that collects text for a descriptor and writes it in large pieces. After a failed
+/// write, further text is dropped.
 class OutputText {
  public:
   explicit OutputText(int fd) : fd_(fd) {}
@@ -49,7 +49,7 @@ class OutputText {
 };
 
 /// Makes a file under a new random name with that ending, and tells the name. Nobody can have put
-/// something in its place beforehand. Invalid with errno set on failure.
+/// something in its place beforehand. On failure, returns an invalid descriptor and sets errno.
 UniqueFd make_hidden_file(int folder_fd, const char* ending, int flags, mode_t mode,
                           std::string* made_name);
 

@@ -38,9 +38,9 @@ Result<std::unique_ptr<PageMap>> PageMap::open() {
   return page_map;
 }
 
-// It is enough to look at the descriptor afterwards, because reading does no harm to another file.
 Status PageMap::scan(const char* address, uint64_t bytes, TouchedPages* touched) const {
   Status status = read(address, bytes, touched);
+  // A look at the descriptor after the read is enough: the read does no harm to another file.
   if (file_.is_ours()) return status;
   return {StatusCode::kUnavailable, "the program has closed descriptor " +
                                         std::to_string(file_.get()) +

@@ -11,7 +11,8 @@
 namespace tencache {
 namespace {
 
-// A window lasts for a hash and a remap: microseconds to a few milliseconds.
+// How long a waiting thread sleeps before it asks again whether the window is over. A window lasts
+// for a hash and a remap: microseconds to a few milliseconds.
 constexpr long kWaitNs = 20'000;
 // One address cannot fault this often in a row once its window is over. If it does, our view of the
 // mapping is wrong, and a crash is better than a hang.

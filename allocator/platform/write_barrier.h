@@ -38,7 +38,7 @@ class WriteBarrier {
   /// Puts our handler in front if it is not there.
   static Status ensure_installed();
 
-  /// Writes that had to wait, since the start of the process.
+  /// The number of writes that had to wait since the start of the process.
   static uint64_t waited_count();
 };
 

@@ -6,7 +6,7 @@
 // works in a forked child, too, as long as the child has the descriptor: the reader makes sure that
 // the descriptor still is the spill file's.
 //
-// Threads: any; constant after construction.
+// Threads: any, because a reader does not change after its construction.
 #pragma once
 
 #include <cstdint>

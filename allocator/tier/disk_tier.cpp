@@ -123,7 +123,8 @@ Result<Slot> DiskTier::allocate_ahead(uint64_t bytes) {
   return take_or_grow(bytes, &failure);
 }
 
-// `failure` is set where the disk takes nothing now; a quota that was given is no such failure.
+// Takes a slot, and grows the file where there is no room for it. Sets `failure` where the disk
+// takes nothing now; a quota that was given is no such failure.
 Result<Slot> DiskTier::take_or_grow(uint64_t bytes, Status* failure) {
   TENCACHE_CHECK(bytes > 0, "a slot of 0 bytes was requested");
   const uint64_t rounded = round_up(std::min(bytes, kSlotBytesMax), kIoAlignment);
@@ -265,8 +266,8 @@ uint64_t DiskTier::frozen_bytes() const {
 }
 
 void DiskTier::drop_page_cache(const Slot& slot) const {
-  // The call is only advice: a refusal leaves the pages to the kernel's own reclaim.
   require_own_file();
+  // The call is only advice: a refusal leaves the pages to the kernel's own reclaim.
   (void)posix_fadvise(file_.get(), static_cast<off_t>(slot.offset), static_cast<off_t>(slot.bytes),
                       POSIX_FADV_DONTNEED);
 }
@@ -367,9 +368,9 @@ TransferResult DiskTier::transfer(IoDirection direction, std::span<const IoSegme
   return result;
 }
 
-// If a write did not reach the disk, the kernel says so once for the whole file, to the thread
-// that waits next, whoever wrote those bytes. So one thread waits at a time, and after a failure
-// nothing is trusted that was being written meanwhile.
+// Waits until the disk has the bytes of a write. If a write did not reach the disk, the kernel says
+// so once for the whole file, to the thread that waits next, whoever wrote those bytes. So one
+// thread waits at a time, and after a failure nothing is trusted that was being written meanwhile.
 Status DiskTier::end_buffered_write(std::span<const IoSegment> segments,
                                     std::span<const IoSegment> added, uint64_t failures_before) {
   start_write_back(segments);

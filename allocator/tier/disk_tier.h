@@ -64,9 +64,10 @@ struct DiskTierConfig {
   Choice direct_io = Choice::kAuto;
   bool registers_buffers = true;  // where the kernel allows it (Note [Registered buffers])
   unsigned depth = 16;            // requests in flight per channel
-  /// Makes a channel for `fd`; if empty, `io_uring` decides. Tests inject faults here.
+  /// Makes a channel for `fd`. Where this function is empty, `io_uring` decides. Tests inject
+  /// faults here.
   std::function<Result<std::unique_ptr<IoChannel>>(int fd)> channel_factory;
-  /// Free space beside the file; empty = what the file system says.
+  /// Returns the free space beside the file. Where this function is empty, the file system says it.
   std::function<uint64_t()> free_bytes = {};
 };
 
@@ -75,7 +76,7 @@ struct DiskProbe {
   std::string directory;
   std::string file_system;  // "ext4", "tmpfs", ...
   uint64_t free_bytes = 0;
-  // Why the directory does not offer each ability; empty where it does.
+  // Why the directory does not offer each ability. A reason is empty where the directory offers it.
   std::string io_uring_reason;
   std::string direct_io_reason;
   std::string registered_buffers_reason;
@@ -109,7 +110,7 @@ class DiskTier {
   /// Gives a slot back. A frozen slot waits until the children of its fork are gone.
   void release(const Slot& slot) TENCACHE_EXCLUDES(mutex_);
 
-  /// Whether the slot may be overwritten: false once a fork froze it.
+  /// Whether the slot may be overwritten. It may not be once a fork froze it.
   bool is_writable(const Slot& slot) const TENCACHE_EXCLUDES(mutex_);
 
   /// Transfers the segments; their offsets lie inside slots that the caller holds. Segments to
@@ -131,7 +132,7 @@ class DiskTier {
   void require_own_file() const { file_.require_ours(kSpillFile); }
   /// Whether a growth or write failed in a way that may pass, and no write has succeeded since.
   bool is_failing() const { return is_failing_.load(std::memory_order_relaxed); }
-  /// The newest such failure; ok unless is_failing().
+  /// The newest failure of that kind. The status is ok unless is_failing().
   Status failure() const TENCACHE_EXCLUDES(mutex_);
   const std::string& directory() const { return config_.directory; }
   /// The directory as messages name it (base/shown_text.h).
@@ -191,7 +192,7 @@ class DiskTier {
   void forget_epoch(size_t index) TENCACHE_REQUIRES(mutex_);
   void put_back(const Slot& slot, size_t fork_count) TENCACHE_REQUIRES(mutex_);
 
-  // Constant after open().
+  // Members that are constant after open().
   DiskTierConfig config_;
   std::string shown_directory_;
   FileHold hold_;
@@ -210,8 +211,8 @@ class DiskTier {
   uint64_t peak_used_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ TENCACHE_GUARDED_BY(mutex_) = 1;  // grows with each fork that freezes slots
   std::vector<ForkEpoch> fork_epochs_ TENCACHE_GUARDED_BY(mutex_);  // ascending
-  // Channels with bounce rings are apart, so that no more of them exist than transfers that needed
-  // buffers ran at once.
+  // The channels that are not lent out. Those with bounce rings are apart, so that no more of them
+  // exist than transfers that needed buffers ran at once.
   std::vector<std::unique_ptr<IoChannel>> idle_channels_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<IoChannel>> idle_buffered_channels_ TENCACHE_GUARDED_BY(mutex_);
   void* fork_token_ TENCACHE_GUARDED_BY(mutex_) = nullptr;  // mapped only around a fork

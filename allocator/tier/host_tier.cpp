@@ -115,8 +115,8 @@ Result<HostBlock> HostTier::allocate_beyond_budget(uint64_t bytes) {
   return HostBlock{data, bytes, HostBlock::kBeyondBudget, false};
 }
 
-// The memory is unmapped after the lock is released.
 void HostTier::release_beyond_budget(const HostBlock& block) {
+  // `released` outlives `lock`, so the memory is unmapped after the lock is released.
   std::map<const char*, HostMemory>::node_type released;
   MutexLock lock(mutex_);
   released = beyond_budget_.extract(block.memory);
@@ -252,7 +252,6 @@ bool HostTier::pin(const HostMemory& memory) {
   return pinned.is_ok();
 }
 
-// Chunks count until they are unmapped, so that nobody maps others in their place too early.
 uint64_t HostTier::trim(uint64_t bytes) {
   if (getpid() != owner_pid_) return 0;
   std::vector<Chunk> gone;
@@ -278,6 +277,7 @@ uint64_t HostTier::trim(uint64_t bytes) {
     if (chunk.is_pinned) config_.pinner->unpin(chunk.memory.data(), chunk.memory.bytes());
   }
   gone.clear();
+  // The chunks have counted until now, so that nobody mapped others in their place too early.
   MutexLock lock(mutex_);
   stats_.chunk_bytes -= gone_bytes;
   return gone_bytes;

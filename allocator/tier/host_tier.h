@@ -73,16 +73,18 @@ struct HostBlock {
 struct HostTierConfig {
   uint64_t budget_bytes = 0;         // chunks never take more (default_host_budget())
   uint64_t chunk_bytes = 64 * kMiB;  // size of a chunk for smaller blocks (Note [Chunks])
-  // Size of the first such chunk; each further one is as large as all before it, up to chunk_bytes.
-  // 0: all have chunk_bytes.
+  // Size of the first chunk for smaller blocks. Each further one is as large as all before it, up
+  // to chunk_bytes. 0 means that all of them have chunk_bytes.
   uint64_t first_chunk_bytes = 0;
   int node = -1;                 // NUMA node of the device; -1 = any
   unsigned threads = 4;          // number of threads that touch a chunk
   HostPinner* pinner = nullptr;  // outlives the tier; null = nothing is pinned
   const char* remedy = "Raise the budget of host memory.";  // ends the message of a full budget
-  /// Makes the memory of a chunk; empty = HostMemory::map. Tests inject faults here.
+  /// Makes the memory of a chunk. Where this function is empty, HostMemory::map does. Tests inject
+  /// faults here.
   std::function<Result<HostMemory>(const HostMemoryRequest&)> memory_factory = {};
-  /// The memory that the machine has left; empty = bytes_left(probe_memory()).
+  /// Returns the memory that the machine has left. Where this function is empty,
+  /// bytes_left(probe_memory()) tells it.
   std::function<uint64_t()> bytes_left = {};
 };
 
@@ -100,7 +102,7 @@ struct HostTierStats {
 
 class HostTier {
  public:
-  /// Returns kInvalidArgument for a budget that holds nothing. Maps nothing yet.
+  /// Makes a tier, and maps nothing yet. Returns kInvalidArgument for a budget that holds nothing.
   static Result<std::unique_ptr<HostTier>> create(HostTierConfig config);
   /// Gives all memory back. It is not for process exit, where the driver may be gone. REQUIRES: no
   /// copy from or to a block is under way.
@@ -139,7 +141,7 @@ class HostTier {
   void reset_peaks() TENCACHE_EXCLUDES(mutex_);
   /// The totals of what was mapped and unmapped begin anew.
   void reset_totals() TENCACHE_EXCLUDES(mutex_);
-  /// Checks the invariants by walking everything; for tests.
+  /// Checks the invariants by walking everything. It is for tests.
   bool is_valid() const TENCACHE_EXCLUDES(mutex_);
 
  private:
@@ -167,7 +169,7 @@ class HostTier {
       TENCACHE_REQUIRES(mutex_);
   Status budget_exhausted(uint64_t bytes) const TENCACHE_REQUIRES(mutex_);
 
-  // Constant after construction.
+  // Members that are constant after construction.
   HostTierConfig config_;
   const pid_t owner_pid_;
 

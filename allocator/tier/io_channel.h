@@ -48,7 +48,8 @@ struct IoSegment {
   char* memory_at(uint64_t file_offset) const { return memory + (file_offset - offset); }
 };
 
-/// Hears of every piece of a transfer, on the thread that runs it. Offsets are file offsets.
+/// An observer of a transfer. It hears of every piece, on the thread that runs the transfer.
+/// Offsets are file offsets.
 class PieceObserver {
  public:
   virtual ~PieceObserver() = default;
@@ -94,7 +95,7 @@ Result<std::unique_ptr<IoChannel>> make_uring_channel(int fd, unsigned depth,
 /// why io_uring or the registration is refused.
 Status try_registered_buffers(int fd, unsigned depth);
 
-/// A channel over `threads` threads that pread and pwrite. Its threads start at the first transfer.
+/// Makes a channel over `threads` threads that pread and pwrite. They start at the first transfer.
 std::unique_ptr<IoChannel> make_thread_channel(int fd, unsigned threads);
 
 }  // namespace tencache

@@ -53,8 +53,8 @@ class PieceSequence {
   /// Whether anything is left to hand out, to await or to report.
   bool is_active() const;
 
-  /// The next piece, with the observer's consent; null when there is none, when the window is full,
-  /// or after a failure or cancellation.
+  /// Returns the next piece, with the observer's consent. Returns null when there is none, when the
+  /// window is full, or after a failure or cancellation.
   Piece* next();
 
   /// Judges the kernel's answer to the request for the rest of `piece`: bytes moved, or -errno.

@@ -62,7 +62,7 @@ constexpr std::array<FileSystemName, 16> kFileSystems = {{
     {0xca451a4e, "bcachefs", false},
 }};
 
-// Overlays may lie on overlays; the kernel allows two.
+// How many overlays that lie on each other we look through; the kernel allows two.
 constexpr int kOverlaysMax = 4;
 
 struct FileSystem {

@@ -36,7 +36,7 @@
 namespace tencache {
 
 struct StagingRingConfig {
-  /// 8 MiB take some 150 us at 50 GB/s, many times the cost of starting a copy.
+  /// Size of one buffer. 8 MiB take some 150 us at 50 GB/s, many times the cost of starting a copy.
   uint64_t buffer_bytes = 8 * kMiB;  // rounded up to whole pages
   unsigned buffer_count = 2;
   int node = -1;                 // NUMA node; -1 = any
@@ -62,13 +62,13 @@ class StagingRing {
   /// Returns a free buffer. If there is none, waits for another thread to release one. A thread
   /// that holds all of them would wait for itself.
   StagingBuffer acquire() TENCACHE_EXCLUDES(mutex_);
-  /// A free buffer, or nullopt when none is free now.
+  /// Returns a free buffer, or nullopt when none is free now.
   std::optional<StagingBuffer> try_acquire() TENCACHE_EXCLUDES(mutex_);
-  /// REQUIRES: the device has finished with the buffer.
+  /// Gives a buffer back. REQUIRES: the device has finished with the buffer.
   void release(const StagingBuffer& buffer) TENCACHE_EXCLUDES(mutex_);
 
   bool is_pinned() const { return pin_refusal_.empty(); }
-  /// Why the buffers are not pinned; empty when they are.
+  /// Why the buffers are not pinned. The text is empty when they are.
   const std::string& pin_refusal() const { return pin_refusal_; }
   uint64_t buffer_bytes() const { return config_.buffer_bytes; }
 
@@ -76,7 +76,7 @@ class StagingRing {
   StagingRing(HostMemory memory, const StagingRingConfig& config, std::string pin_refusal);
   StagingBuffer take_free() TENCACHE_REQUIRES(mutex_);
 
-  // Constant after construction.
+  // Members that are constant after construction.
   const HostMemory memory_;
   const StagingRingConfig config_;
   const std::string pin_refusal_;

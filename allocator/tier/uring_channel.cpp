@@ -142,8 +142,8 @@ class UringChannel final : public IoChannel {
 
 Status UringChannel::open_ring() {
   io_uring_params params = {};
-  // Each turn looks for completions anyway; without the flags the kernel interrupts the thread for
-  // each one. Kernels before 5.19 do not know the flags.
+  // Each turn of the loop looks for completions anyway; without the flags the kernel interrupts the
+  // thread for each completion. Kernels before 5.19 do not know the flags.
   params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
   int result = io_uring_queue_init_params(depth_, &ring_, &params);
   if (result == -EINVAL) {

@@ -51,14 +51,14 @@ PROGRAMS = {"suites": "tests/gpu_core_test", "mappings": "benchmarks/mapping_tim
 SKIPPED = 77
 SHARES = (75, 50, 25)
 WARMUP, STEPS, STEPS_S = 4, 6, 90.0
-# On a disk of 1 GB/s, a step that spills 5 GB takes ten seconds.
+# Runs with a disk make fewer steps: on a disk of 1 GB/s, a step that spills 5 GB takes ten seconds.
 DISK_WARMUP, DISK_STEPS, DISK_STEPS_S = 3, 2, 180.0
 SMALL_SHAPE, SMALL_SHARES, SMALL_WARMUP, SMALL_PROGRAM = "gpt-tiny", (50,), 1, "ema"
 PROGRAMS_S = 300.0  # for programs x budgets, of which there could be any number
 PROCESSES_MAX = 12  # pytest processes that run the programs
 LOG_BYTES_MAX = 4 << 20
 GPU_NAME_S = 60.0  # importing torch takes ten seconds; a driver in trouble never answers
-# Less is not worth a start: importing torch and transformers takes ten seconds.
+# Less time than this is not worth a start: importing torch and transformers takes ten seconds.
 PART_S_MIN = 15.0
 
 

@@ -84,8 +84,9 @@ def main(job: dict[str, Any]) -> None:
     import torch
 
     device, shape, instead = job["device"], SHAPES[job["shape"]], job.get("instead")
-    # Otherwise sums without a fixed order would differ between two runs of one program. Where ops
-    # without a fixed order only warned, attention would still choose a backward pass without one.
+    # Without this call, sums without a fixed order would differ between two runs of one program. If
+    # ops without a fixed order only warned, attention would still choose a backward pass without
+    # one.
     torch.use_deterministic_algorithms(True)
     model = make_model(shape, device, instead)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

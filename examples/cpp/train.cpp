@@ -25,8 +25,9 @@ torch::nn::Sequential make_model() {
   return model;
 }
 
-// FNV-1a over the bytes. The copy is made by an op, as all uses of tensors should be; reading the
-// parameter's memory itself would be right, too, but slower under tencache.
+// The FNV-1a hash of the tensor's bytes, continued from `hash`. The copy is made by an op, as all
+// uses of tensors should be; reading the parameter's memory itself would be right, too, but slower
+// under tencache.
 uint64_t hash_of(const torch::Tensor& tensor, uint64_t hash) {
   const bool non_blocking = false;
   const bool copies = true;

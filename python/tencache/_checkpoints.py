@@ -24,8 +24,9 @@ from tencache._import_hooks import when_imported
 from tencache._library import Core
 from tencache._triton import addresses
 
-# Functions of safetensors that collect what is written. The newest makes a list that lives as long
-# as the writing takes; the one before it reads the bytes of a tensor.
+# The module of safetensors that writes, and its functions that collect what is written. The newest
+# function makes a list that lives as long as the writing takes; the one before it reads the bytes
+# of a tensor.
 _SAFETENSORS = "safetensors.torch"
 _COLLECTOR = "_flatten_as_ptr"
 _READER = "_tobytes"

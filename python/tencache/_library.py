@@ -37,7 +37,7 @@ from tencache._torch_version import (
 _FOLDER = Path(__file__).resolve().parent
 _GUARD, _PRELOAD = "libtencache_guard.so", "libtencache_preload.so"
 
-# The values of tencache_error.code that this module tells apart (allocator/abi/tencache.h).
+# The only value of tencache_error.code that this module looks for (allocator/abi/tencache.h).
 _INVALID_ARGUMENT = 1
 _PLAN_JSON_BYTES = 1024
 _TIMELINE_BYTES, _TIMELINE_BYTES_PER_OP = 1 << 16, 256

@@ -26,7 +26,7 @@ _MAGIC, _VERSION = int.from_bytes(b"tencache", "little"), 1
 _ENGINES_MAX = 16
 _READ_TRIES = 1000
 _PROC = Path("/proc")
-# What multiprocessing gives a worker to run, and the server that forks workers.
+# The code that multiprocessing has a worker run, or the server that forks workers.
 _WORKER = re.compile(r"from multiprocessing\.(spawn|forkserver) import \w+; ")
 
 _COUNTERS = (

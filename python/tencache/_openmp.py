@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 
 SPINS = "GOMP_SPINCOUNT"
 _POLICY = "OMP_WAIT_POLICY"
-# A tenth of GNU's default, about half a millisecond.
+# A tenth of GNU's default. So few spins last about half a millisecond.
 _FEW_SPINS = "30000"
 
 

@@ -51,7 +51,7 @@ class Sources:
     forecast: Report | None = None
     # The recorded period, even if nothing can be predicted from it.
     period: Path | None = None
-    # Files in their places that another run wrote, so that they tell nothing of this one.
+    # Files of another run in the places of the trace and the period. They tell nothing of this run.
     other_trace: Path | None = None
     other_period: Path | None = None
 

@@ -53,9 +53,9 @@ from tencache._messages import (
     shortened,
 )
 
-# The options that name an output file of the program, and the text that means "none".
+# The options that name an output file of the program.
 OUTPUT_OPTIONS = ("stats", "trace", "record")
-# The option that names a file of an earlier run.
+# The option that names a file of an earlier run, and the text by which all these options name none.
 _INPUT_OPTION = "learn_from"
 _NO_FILE = "off"
 _SPILL_DIR = "spill_dir"

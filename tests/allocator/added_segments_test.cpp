@@ -22,7 +22,7 @@
 namespace tencache {
 namespace {
 
-/// Adds segments from a list, and says now and then that there is none.
+/// An observer that adds segments from a list, and says now and then that there is none.
 class AddingObserver final : public PieceObserver {
  public:
   AddingObserver(std::vector<IoSegment> segments, Random& random, double refusals)

@@ -26,7 +26,8 @@ uint64_t plan_count() {
   return kHasSanitizer ? 400 : 6000;
 }
 
-/// A byte takes a whole number of nanoseconds, so that times are not rounded down much.
+/// A random speed at which a byte takes a whole number of nanoseconds, so that times are not
+/// rounded down much.
 double random_speed(Random& random, uint64_t ns_per_byte_max) {
   return 1e9 / static_cast<double>(random.between(1, ns_per_byte_max));
 }

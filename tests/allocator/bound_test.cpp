@@ -85,7 +85,7 @@ TEST(BoundTest, BurstAcrossTheBorderOfThePeriodCounts) {
 
 TEST(BoundTest, WhatTheOpBeforeABurstHoldsIsInTheWay) {
   // As above, but the long op names another tensor of 20 bytes: at most one of the six can be there
-  // when the burst begins, and half of that tensor when it ends.
+  // when the burst begins, and half of that other tensor when the burst ends.
   Trace trace = three_in_turn();
   trace.ops = {{0, 1000, {{6, false}}},
                {0, 0, {{0, false}, {1, false}}},

@@ -20,7 +20,8 @@
 #include "support/accessible.h"
 #include "support/test_engine.h"
 
-// The sanitizers' own handler would turn the deaths that are tested here into reports.
+// These options switch off the sanitizers' own handler, which would turn the deaths that are tested
+// here into reports.
 extern "C" __attribute__((visibility("default"))) const char* __asan_default_options();
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options();
 extern "C" const char* __asan_default_options() { return "handle_sigbus=0"; }

@@ -19,7 +19,7 @@ class CachedRunsTest : public ::testing::Test {
   static const char* at(uint64_t granule) {
     return reinterpret_cast<const char*>((1000 + granule) * kGranule);
   }
-  /// Where the tightest run begins; null where there is none.
+  /// Returns where the tightest run begins, or null if there is none.
   const char* tightest(uint64_t bytes) const {
     const auto fits = runs_.tightest(bytes, 1);
     return fits.empty() ? nullptr : fits[0].data();

@@ -36,8 +36,8 @@ AlignedBuffer load(const UniqueFd& file, size_t bytes) {
   return buffer;
 }
 
-/// Brings the bytes of segments without memory from a model of the file. Checks that no buffer is
-/// handed out again before its piece is complete.
+/// An observer that brings the bytes of segments without memory from a model of the file, and
+/// checks that no buffer is handed out again before its piece is complete.
 class BringingObserver : public PieceObserver {
  public:
   explicit BringingObserver(const AlignedBuffer& model) : model_(model) {}

@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint64_t kBudget = 160 * kMiB;
 
-/// Room is scarce above 70 % of the budget.
+/// An adjustment that sets the budget. Room is scarce above 70 % of it.
 TestEngine::Adjust small_budget(uint64_t bytes = kBudget) {
   return [bytes](CpuEngineConfig& config) {
     config.budget_bytes = bytes;
@@ -143,8 +143,8 @@ TEST(HeapCacheTest, ATailThatIsTooShortIsNotTaken) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// The next step asks for the same sizes again. If a request broke one of them for its tail, that
-// one would break the next.
+// The next step asks for the same sizes again. If a request broke up an extent of one of these
+// sizes for its tail, the next request for that size would break up another.
 TEST(HeapCacheTest, SizesInUseKeepTheirTailsWhileThereIsRoom) {
   TestEngine engine;
   engine.free(engine.allocate(64 * kMiB));  // the oldest donor, which has no tail

@@ -377,7 +377,7 @@ TEST_F(FaultyDiskTest, AFileThatEndsIsDataLoss) {
   plan_->clear();
   plan_->add({.direction = IoDirection::kRead, .first = 6, .kind = FaultKind::kEndOfFile});
   expect_message(read().status, StatusCode::kDataLoss, {directory_.path()});
-  // Now for real: the file is cut behind the tier's back.
+  // Here the file is really cut, behind the tier's back.
   plan_->clear();
   ASSERT_EQ(ftruncate(tier_->fd(), static_cast<off_t>(slot_.offset + 2 * kPieceBytes)), 0);
   expect_message(read().status, StatusCode::kDataLoss, {"the file ends before that"});
@@ -420,8 +420,8 @@ TEST_F(FaultyDiskTest, AChannelThatCannotBeMadeIsAnError) {
 
 // ---- Many threads ----------------------------------------------------------------------------
 
-/// One thread's steps: takes, overwrites, reads and releases slots at random, and checks what it
-/// reads by the hash of the bytes last written.
+/// Runs the steps of one thread, which takes, overwrites, reads and releases slots at random, and
+/// checks what it reads by the hash of the bytes last written.
 void run_random_steps(DiskTier& tier, uint64_t stream, int steps) {
   struct Stored {
     Slot slot;

@@ -16,13 +16,14 @@ constexpr IoDirection kWrite = IoDirection::kWrite;
 
 class DuplexMeterTest : public testing::Test {
  protected:
-  // One transfer after the other, each of which takes `ns`.
+  // Makes a transfer that takes `ns` and begins when the one before has ended.
   void transfer_alone(IoDirection direction, uint64_t ns) {
     const DuplexMeter::Begun begun = meter_.begin(direction, now_ns_);
     now_ns_ += ns;
     meter_.end(direction, begun, kBytes, now_ns_);
   }
-  // Both at the same time. The border of an eighth lets one end before the other.
+  // Makes a read and a write that begin at the same time. The border of an eighth lets one end
+  // before the other.
   void transfer_both(uint64_t read_ns, uint64_t write_ns) {
     const DuplexMeter::Begun read = meter_.begin(kRead, now_ns_);
     const DuplexMeter::Begun write = meter_.begin(kWrite, now_ns_);

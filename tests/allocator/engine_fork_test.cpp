@@ -133,7 +133,7 @@ TEST(EngineForkQuotaTest, FrozenSlotsAreNotGivenUpWhereTheDiskIsFull) {
   EXPECT_EQ(engine.check_books(), "");
 }
 
-// A crash reporter forks in such a handler.
+// A crash reporter forks in its handler of SIGABRT.
 TEST(EngineForkEndTest, AHandlerOfTheAbortMayForkWhateverTheThreadHolds) {
   const int outcome = run_in_child([] {
     TestEngine engine;

@@ -51,7 +51,7 @@ TEST(EvictorTest, HeadroomIsRestoredWithoutAnyDemand) {
   }
 }
 
-// Where cached pages serve any request, it is enough that they are cached.
+// Where cached pages serve any request, a thread that waits for room needs only enough of them.
 TEST(EvictorTest, ThoseWhomCachedPagesServeWaitForThem) {
   TestEngine engine(small_budget());
   const std::vector<char*> addresses = engine.written(30, kMiB);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state machine of an extent: which transition is allowed where, what happens to pins and
-// flags; and a pin and an eviction never both win.
+// The state machine of an extent: which transition is allowed where, and what happens to pins and
+// flags. A pin and an eviction never both win.
 #include "memory/extent.h"
 
 #include <gtest/gtest.h>

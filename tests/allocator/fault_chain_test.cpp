@@ -52,8 +52,8 @@ void install(int number, void (*handler)(int, siginfo_t*, void*), int flags,
   if (sigaction(number, &action, nullptr) != 0) _exit(98);
 }
 
-/// Each body ends its process, once with our handler in front and once without it. The outcomes
-/// must be the same.
+/// A fixture for tests whose body ends its process, once with our handler in front and once without
+/// it. The outcomes must be the same.
 class FaultChainDeathTest : public ::testing::TestWithParam<bool> {
  protected:
   static void after_installing() {

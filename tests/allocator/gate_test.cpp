@@ -340,7 +340,8 @@ TEST(GateLifeTest, ThreadMayOutliveItsGateAndMeetTheNext) {
   thread.join();
   EXPECT_EQ((*second)->recorder().snapshot().size(), 1u);
   second.reset();
-  // This thread's own state, of a gate that is gone, is looked at when the process ends.
+  // Here this thread gets a state of its own. When the process ends, that state is looked at,
+  // although its gate is gone.
   TestEngine third;
   third.use({third.allocate(kPageBytes)});
 }

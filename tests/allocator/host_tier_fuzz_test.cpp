@@ -82,7 +82,8 @@ class Model {
   uint64_t stamp_ = 0;
 };
 
-/// One life of a tier, until its budget is reached and after; from then on only the budget refuses.
+/// One life of a tier, before its budget is reached and after. From then on only the budget
+/// refuses.
 class FuzzRun {
  public:
   explicit FuzzRun(uint64_t stream) : random_(stream) {}

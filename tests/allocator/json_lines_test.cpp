@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON lines: one object a line, and any name becomes valid text.
+// JSON lines: each line holds one object, and any name becomes valid text.
 #include "learn/json_lines.h"
 
 #include <gtest/gtest.h>

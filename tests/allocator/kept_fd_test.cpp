@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Descriptors that are kept: above the standard ones, told apart from files that got their number,
-// and closed only while they are ours.
+// Descriptors that are kept: they lie above the standard ones, are told apart from files that got
+// their number, and are closed only while they are ours.
 #include "base/kept_fd.h"
 
 #include <fcntl.h>

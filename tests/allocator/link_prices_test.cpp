@@ -26,7 +26,8 @@ Simulation with_moves(std::vector<Migration> migrations) {
   return simulation;
 }
 
-/// Writes in the first half, reads in the last quarter and a little beyond the end.
+/// Returns a simulation that writes in the first half of the period, and reads in the last quarter
+/// and a little beyond the end.
 Simulation write_then_read() {
   return with_moves({{0, false, 0, kPeriodNs / 2},
                      {0, true, kPeriodNs * 3 / 4, kPeriodNs + 5 * int64_t{kTickNs}}});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The books of small blocks, alone and under threads that trim all the time; and malloc really
-// gives its free memory back.
+// The books of small blocks, alone and under threads that trim all the time. One test shows that
+// malloc really gives its free memory back.
 #include "memory/malloc_use.h"
 
 #include <gtest/gtest.h>

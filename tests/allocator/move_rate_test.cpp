@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// MoveRate: unknown until enough has moved, weighted towards the newest, and not misled by a
-// process that was stopped in the middle of a move.
+// MoveRate: the rate is unknown until enough has moved, gives the newest moves the most weight, and
+// is not misled by a process that was stopped in the middle of a move.
 #include "engine/move/move_rate.h"
 
 #include <gtest/gtest.h>

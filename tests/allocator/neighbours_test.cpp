@@ -163,7 +163,7 @@ class NeighbourReadsTest : public NeighboursTest {
   NeighbourReadsTest() : NeighboursTest(kCount / 2 * kBytes, true) { engine_->evictor().arm(); }
 };
 
-// The program names each tensor once, as one that writes a checkpoint, and no op comes again.
+// The program names each tensor once, as one that writes a checkpoint does. No op comes again.
 TEST_F(NeighbourReadsTest, WhatIsReadOnceIsFetchedAhead) {
   uint32_t number = 100;
   EXPECT_TRUE(eventually([&] {

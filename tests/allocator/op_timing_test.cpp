@@ -61,7 +61,7 @@ class OpTimingTest : public ::testing::Test {
     timer_.refuses = true;
     close();
   }
-  // Every op of these tests is of a kind of its own, and so is timed.
+  // Opens an op. Every op of these tests is of a kind of its own, and so is timed.
   void open(uint32_t op, StreamSet streams = kStream) {
     gate_->open(op, std::vector<Access>{{tensor_, AccessMode::kRead}}, streams);
   }
@@ -109,7 +109,7 @@ TEST_F(OpTimingTest, AnOuterOpEndsWhereAnInnerTickBegins) {
   close();
 }
 
-// The first stream may be destroyed by then.
+// The first stream may be destroyed before a tick begins in the other one.
 TEST_F(OpTimingTest, AnotherStreamsTickNotesNothingInTheFirst) {
   open(1);
   close();

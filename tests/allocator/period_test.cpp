@@ -52,8 +52,8 @@ class PeriodTest : public ::testing::Test {
     events_.events.clear();
   }
 
-  // One step of a model whose layers have one parameter each. Activations die in the backward pass;
-  // gradients are freed when the next step's backward pass begins.
+  // Plays one step of a model whose layers have one parameter each. Activations die in the backward
+  // pass; gradients are freed when the next step's backward pass begins.
   void train_step(const std::vector<uint64_t>& parameters, uint64_t batch_bytes = kBytes) {
     std::vector<uint64_t> activations;
     for (const uint64_t parameter : parameters) {

@@ -533,7 +533,7 @@ TEST_F(PlanCursorTest, WhatLeavesAndReturnsInMissingTicksStays) {
     made.needed_at = static_cast<Tick>(2 * kLayers - 1 - tensor);
     return made;
   };
-  // The last one returns in tick 13, the first to come after the missing ones.
+  // The last move fetches in tick 13, the first tick after the missing ones.
   changed->planned.plan.moves = {move(3, 4, 8), move(5, 6, 14), move(2, 5, 13)};
   changed->moves = PlanByTick(changed->planned.plan, changed->tick_count());
   const std::shared_ptr<const LearnedPlan> followed = changed;

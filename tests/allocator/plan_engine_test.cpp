@@ -65,7 +65,7 @@ class PlanEngineTest : public ::testing::Test {
     }
     return activations;
   }
-  // Forward and backward with an activation for each layer, then an update of all.
+  // Plays forward and backward with an activation for each layer, then an update of all.
   void train_step(uint64_t activation_bytes = kBytes / 4) {
     std::vector<char*> activations = forward(activation_bytes);
     replace_unnamed();
@@ -389,7 +389,7 @@ TEST_F(PlanEngineTest, ADiskThatReadsAndWritesInTurnIsMeasuredSo) {
   parts.mover = engine_->mover();
   MachineMeter meter(parts);
   EXPECT_FALSE(meter.measure().is_half_duplex);
-  // Enough that what really moves here does not count.
+  // The transfers below are so large that what really moves here does not count.
   constexpr uint64_t kMovedBytes = 2 * kGiB;
   constexpr uint64_t kMovedNs = 1'000'000'000;
   DuplexMeter& duplex = parts.mover->ledger().duplex;

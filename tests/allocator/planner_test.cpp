@@ -46,7 +46,7 @@ TEST(PlannerTest, WhatCanBeHiddenIsHidden) {
 }
 
 TEST(PlannerTest, WhatNeedsNoWriteIsPreferred) {
-  // Both could be away equally long; the first would have to be written.
+  // Tensors 0 and 1 could be away equally long; tensor 0 would have to be written.
   Trace trace;
   trace.op_names = {"op"};
   trace.ops = {{0, 100, {{0, true}, {1, false}}}, {0, 100, {{2, true}}}, {0, 100, {}}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RecordChoice: the kind that needs the most memory is recorded, its newest period for the largest
-// sizes, and its later ops instead of those of a first guess.
+// RecordChoice: the kind that needs the most memory is recorded. Of its periods, the newest one for
+// the largest sizes is taken, and later ops take the place of those of a first guess.
 #include "abi/record_choice.h"
 
 #include <gtest/gtest.h>

@@ -229,7 +229,8 @@ TEST_F(ParkedPagesTest, BytesComeBackThoughMappingsHaveRunOut) {
     char* address = nullptr;
     Extent* extent = nullptr;
     TestEngine engine(park_pages_with([&extent] { extent->pin(); }));
-    // One of two neighbours has this bit in its address; its pages leave for the other's place.
+    // One of two neighbours has the bit kGranuleBytes in its address; its pages leave for the
+    // other's place.
     address = engine.allocate(kGranuleBytes);
     char* other = engine.allocate(kGranuleBytes);
     if ((reinterpret_cast<uintptr_t>(address) & kGranuleBytes) == 0) std::swap(address, other);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Text from outside in messages: one line, never long, and readable where it is text.
+// Text from outside in messages: it takes one line, is never long, and is readable where it is
+// text.
 #include "base/shown_text.h"
 
 #include <gtest/gtest.h>

@@ -69,8 +69,8 @@ TestEngine::Adjust hooked(HookedChannel::Hook before, HookedChannel::Hook after)
   };
 }
 
-// A stray writer changes a byte while the piece is under way and changes it back before the proof:
-// Note [Bounce ring].
+// A stray writer changes a byte while the piece is under way and changes it back before the proof
+// (Note [Bounce ring] in engine/move/cpu/eviction_writer.h).
 TEST(SlotMoverTest, ByteThatChangesAndChangesBackDuringTheWriteDoesNotReachTheSlot) {
   char* address = nullptr;
   const auto toggle = [&address](IoDirection direction) {

@@ -69,7 +69,7 @@ TEST(StallFreeBudgetTest, AgreesWithAScanOfAllBudgets) {
     ASSERT_GE(found, low);
     ASSERT_LE(found, peak);
     ASSERT_TRUE(is_enough(trace, machine, found)) << "round " << round;
-    // The scan.
+    // The scan tries every budget.
     std::vector<uint64_t> enough;
     std::vector<uint64_t> too_small;
     for (uint64_t budget = low; budget <= peak; ++budget) {

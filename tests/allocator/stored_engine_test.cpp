@@ -99,7 +99,7 @@ class ProgramRun {
   }
 
  private:
-  // A list op in chunks.
+  // Updates all layers by a list op in chunks.
   void update() {
     std::vector<Access> all;
     for (size_t layer = 0; layer < kLayers; ++layer) {

@@ -41,8 +41,8 @@ class StoredPlanTest : public ::testing::Test, protected PlanSink {
   void forget_fetches() override {}
   void on_period() override { ++periods_; }
 
-  /// `ids` are those of the parameters and then of the states; if empty, they are numbers from 1
-  /// on.
+  /// Returns the period of the step. `ids` holds the ids of the parameters and then of the states;
+  /// where it is empty, they are numbers from 1 on.
   static std::shared_ptr<Period> period_with(const std::vector<uint64_t>& ids) {
     auto period = std::make_shared<Period>();
     period->trace.op_names = {"op"};

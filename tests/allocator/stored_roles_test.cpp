@@ -23,7 +23,7 @@ thread_local uint64_t allocation_count = 0;
 
 }  // namespace
 
-// ThreadSanitizer's library has operators of its own.
+// ThreadSanitizer's library has operators new and delete of its own.
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define TENCACHE_NEW_IS_TAKEN 1

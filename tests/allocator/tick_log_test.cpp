@@ -94,7 +94,7 @@ TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(log_.marks()[0], 2u);
 }
 
-// An op's temporaries often go right after its last tick began, and further ones follow.
+// An op often frees its temporaries right after its last tick began, and then allocates others.
 TEST_F(TickLogTest, WhatGoesBeforeATickAllocatesGoesWithTheTickBefore) {
   record(EventKind::kOpBegin, 0, 0, 1);
   record(EventKind::kRead, 5, 4096);

@@ -31,7 +31,7 @@ class UnnamedExtentsTest : public ::testing::Test {
     for (Extent& extent : extents_) listed.insert(listed.begin(), {&extent, nullptr, kMiB});
     return listed;
   }
-  // One letter an extent, the oldest first: s is seen.
+  // Returns one character for each extent, the oldest first: 's' for one that is seen, else '-'.
   std::string seen() const {
     std::string text;
     for (const Extent& extent : extents_) text += extent.has(kFlagSeen) ? 's' : '-';

@@ -54,7 +54,7 @@ LivePage read_page() {
   }
 }
 
-/// An engine that spills, and a watch over it; never destroyed, like the runtime.
+/// An engine that spills, and a watch over it. Like the runtime, they are never destroyed.
 struct Watched {
   TestEngine engine;
   Engines engines;

@@ -95,7 +95,7 @@ TEST_F(WriteBarrierTest, WriteWaitsForTheEndOfTheWindow) {
 }
 
 TEST_F(WriteBarrierTest, WriteThatComesLateIsRepeatedWithoutWaiting) {
-  // The judge finds the window over when it is asked; the page follows a little later.
+  // The judge finds the window over when it is asked; the page becomes writable a little later.
   g_verdict.store(FaultVerdict::kRetry);
   const uint64_t waited_before = WriteBarrier::waited_count();
   std::jthread opener([this] {

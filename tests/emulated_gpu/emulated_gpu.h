@@ -30,8 +30,8 @@ struct EmulatedTask {
   void* state;
 };
 
-/// The block of parameters ("extra" of cuLaunchKernel) of such a kernel. A reader of launch
-/// parameters finds the addresses in it as in a real kernel's.
+/// The block of parameters ("extra" of cuLaunchKernel) of a kernel that is a task. A reader of
+/// launch parameters finds the addresses in it as in a real kernel's.
 struct EmulatedParameters {
   EmulatedTask task;
   const EmulatedRange* ranges;  // copied by the launch

@@ -203,7 +203,7 @@ def test_others_take_memory_of_the_gpu_for_a_while(tmp_path: Path) -> None:
 
 DENY = """
     def deny(number, error_number):
-        # For all threads: prctl(NO_NEW_PRIVS), seccomp(SET_MODE_FILTER, TSYNC).
+        # prctl(NO_NEW_PRIVS) lets seccomp(SET_MODE_FILTER, TSYNC) set this filter for all threads.
         code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | error_number),
                 (0x06, 0, 0, 0x7FFF0000)]
         text = b"".join(struct.pack("HBBI", *line) for line in code)

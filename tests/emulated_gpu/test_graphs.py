@@ -138,7 +138,7 @@ with torch.no_grad():
     for step in range(6):
         torch.compiler.cudagraph_mark_step_begin()
         hidden = compiled_body(torch.randn(16, 64).cuda())
-        # Another graph after the same one: both start from the pool's state after the first.
+        # Either graph runs after the first one, and starts from the pool's state after that one.
         output = compiled_head(hidden) if step % 2 else compiled_body(hidden)
         found.append(digest(hidden, output))
 manager = cudagraph_trees.get_manager(0, create_if_none_exists=False)
@@ -216,7 +216,8 @@ def test_trees_of_graphs_give_equal_bits_at_half_the_memory() -> None:
     found, allocator = run_at_half(TREES, stock)
     assert found == expected
     assert allocator["evicted"] > 0
-    # The program works as intended: the pool went back to earlier states, as often with both.
+    # The program works as intended: the pool went back to earlier states, as often as with
+    # PyTorch's own allocator.
     assert allocator["restored"] == stock["restored"] > 0
     assert len(set(expected[:8])) == 8
     assert expected[-1] == [i + 8.0 for i in range(12)]

@@ -251,7 +251,8 @@ TEST_F(GuardTest, ALibrarysNextOneIsNotTheGuards) {
 }
 
 TEST_F(GuardTest, EveryAlignedWordOfTheArgumentsIsLookedAt) {
-  // An int, then a struct by value that begins in the middle of a word: [4, 24).
+  // The kernel takes this struct by value after an int, so it begins in the middle of a word:
+  // [4, 24).
   struct [[gnu::packed]] Struct {
     uint32_t first = 1;
     uintptr_t inside = kBase + 8;

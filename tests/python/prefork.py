@@ -130,7 +130,7 @@ def main():
         print("once", flush=True)
         become(json.loads(sys.stdin.readline()))
         return
-    # Otherwise a child that ends would look at all that was imported, and so copy it.
+    # Without this call, a child that ends would look at all that was imported, and so copy it.
     gc.freeze()
     print("ready", flush=True)
     for line in sys.stdin:

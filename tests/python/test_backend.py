@@ -177,7 +177,7 @@ def test_the_doors_show_themselves_to_torch(run_python):
         doors.install()
         doors.install()
         memory = torch.cuda.memory
-        # As in torch's documentation; nothing stands in the way.
+        # torch's documentation installs an allocator by this call, and nothing stands in its way.
         memory.change_current_allocator(memory._get_current_allocator())
         weight = torch.ones(1 << 20, requires_grad=True)
         torch.optim.SGD([weight], lr=0.5).zero_grad()

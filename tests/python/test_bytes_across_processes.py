@@ -308,7 +308,8 @@ def tight(budget: str, chaos: bool) -> dict[str, str]:
     return {**variables, "TENCACHE_CHAOS": CHAOS_SEED} if chaos else variables
 
 
-# test_shim_collectives.py compares the collectives themselves, on every version of torch.
+# This test compares whole programs. test_shim_collectives.py compares the collectives themselves,
+# on every version of torch.
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["ddp", "fsdp2"])
 def test_two_ranks_over_gloo(tmp_path: Path, program: str) -> None:

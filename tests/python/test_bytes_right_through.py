@@ -301,7 +301,7 @@ def test_faulthandler_and_other_handlers_of_sigsegv(run_cold: Run) -> None:
         tensor, truth = make(15)
         view = tensor.numpy()
         for all_threads in (True, False):
-            # Replaces the handler, as pytest and DataLoader workers do.
+            # This replaces the handler, as pytest and DataLoader workers do.
             faulthandler.enable(all_threads=all_threads)
             chill(tensor)
             assert view.tobytes() == truth.tobytes()

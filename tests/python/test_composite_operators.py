@@ -54,7 +54,8 @@ EXTENTS = {
 def test_one_that_names_more_than_the_budget_stays_within_it(
     run_python: Callable[..., Finished],
 ) -> None:
-    # 16 blocks of 4 MiB and products of the same size: the parts need two or three at a time.
+    # The program has 16 blocks of 4 MiB, and products of the same size. The operator's parts need
+    # two or three of them at a time.
     done = run_python(
         """
         import json, torch, tencache

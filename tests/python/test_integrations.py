@@ -93,7 +93,7 @@ def test_the_trainer_shows_figures_in_tensorboard(tmp_path: Path) -> None:
 
 def test_what_an_evaluation_returns_is_left_alone() -> None:
     integration = pytest.importorskip("tencache.integrations.transformers")
-    # A search for hyperparameters adds these up.
+    # A search for hyperparameters adds these metrics up.
     metrics = {"eval_loss": 1.0, "epoch": 2.0}
     state = SimpleNamespace(log_history=[dict(metrics)])
     integration.TencacheCallback().on_log(None, state, None, logs=metrics)

@@ -10,7 +10,7 @@ import pytest
 from conftest import run_command
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
-# Takes away what the tests' own environment says about how OpenMP waits
+# A command that takes away what the tests' own environment says about how OpenMP waits
 # (conftest.clean_environment).
 UNSET = ("env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT")
 

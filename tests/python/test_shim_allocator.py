@@ -23,7 +23,7 @@ def test_out_of_memory_is_what_libraries_search_for(run_forked: Run) -> None:
         STRICT,
         """
 kept = torch.empty(3 << 20, dtype=torch.uint8)
-# The budget refuses the first, the machine the second.
+# The budget refuses the first size, and the machine refuses the second.
 for elements, named in ((32 << 20, "16.0 MiB"), (1 << 60, "1.00 EiB")):
     try:
         torch.empty(elements, dtype=torch.uint8)

@@ -35,7 +35,7 @@ def address(tensor):
     return tensor.untyped_storage().data_ptr()
 
 def is_cold(tensor):
-    # 1 cold, 0 resident; -1 means no extent, and the test would prove nothing.
+    # 1 means cold, and 0 resident. -1 means no extent; then the test would prove nothing.
     state = core.tencache_is_cold(address(tensor))
     assert state >= 0
     return state == 1
@@ -86,7 +86,7 @@ brings_back(lambda: a + b, a, b)
 brings_back(lambda: torch.cat([a, b, c]), a, b, c)
 brings_back(lambda: torch.add(a, b, out=c), a, b, c)
 brings_back(lambda: a.mul_(b), a, b)
-# Tensor?[] with a gap, Tensor?, and lists that are cut.
+# These calls take Tensor?[] with a gap, Tensor?, and lists that are cut.
 brings_back(lambda: wide[:, rows * 0], wide, rows)
 brings_back(lambda: torch.nn.functional.layer_norm(a, (64,), None, None), a)
 weight = make(1024)

@@ -215,7 +215,7 @@ assert same(torch._foreach_mul(negated, -2), expected)
 
 
 def test_a_list_op_stays_in_the_budget(run_python: Callable[..., Finished]) -> None:
-    # 16 tensors of 4 MiB and as many results, in 24 MiB.
+    # The program has 16 tensors of 4 MiB, and as many results, in 24 MiB.
     done = run_python(
         """
 import json, torch, tencache

@@ -119,7 +119,7 @@ BLOCKED_WRITER = """
     ROUNDS = 40
     for _ in range(ROUNDS):
         _library.tencache_evict_all()
-        # Each is written while it is cold, so that the fetch has something to merge.
+        # The thread writes each view while it is cold, so that the fetch has something to merge.
         before = list(counts)
         while any(now <= then for now, then in zip(counts, before, strict=True)): pass
         for tensor, _ in pairs: tensor[1024:].add_(1)

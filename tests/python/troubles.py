@@ -33,7 +33,7 @@ PERIOD = """\
 {"name": "aten::mm", "compute_ns": 1, "reads": [0], "writes": [1], "order": "rw"}
 """
 SMALL = {"TENCACHE": "1", "TENCACHE_DEVICE_MEMORY": "32MiB", "TENCACHE_SPILL_DIR": "."}
-# Nothing leaves but what the program evicts itself; see cold.py.
+# With these variables nothing leaves but what the program evicts itself; see cold.py.
 COLD = {
     **SMALL,
     "TENCACHE_DEVICE_MEMORY": "256MiB",

@@ -19,7 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Sets a variable of the environment for as long as the guard lives.
+// A guard that sets a variable of the environment for as long as it lives.
 class VariableGuard {
  public:
   VariableGuard(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }

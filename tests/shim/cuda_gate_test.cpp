@@ -73,7 +73,8 @@ int64_t* data_of(const at::Tensor& tensor) {
   return static_cast<int64_t*>(tensor.unsafeGetTensorImpl()->unsafe_storage().mutable_data());
 }
 
-// A stream and a kernel belong to the GPU whose context is current.
+// Makes the GPU's context current. A new stream or kernel belongs to the GPU whose context is
+// current.
 void make_current(int device) {
   CUcontext context = g_cuda.contexts.at(static_cast<size_t>(device));
   TENCACHE_CHECK(g_cuda.driver->api().cuCtxSetCurrent(context) == CUDA_SUCCESS);

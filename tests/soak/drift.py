@@ -17,7 +17,7 @@ from folders import Folder
 from rounds import FAILED, Outcome, Size, Soak, failure, judge
 from zygote import Done, Job
 
-# The emulated GPU is slower.
+# The emulated GPU is slower, so a program takes fewer steps there.
 STEPS, STEPS_LONG = {"cpu": 80, "cuda": 24}, {"cpu": 10_000, "cuda": 500}
 SAMPLES = 24
 TIMEOUT_S = 3600

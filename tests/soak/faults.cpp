@@ -89,7 +89,7 @@ std::atomic<uint64_t> g_random{0};
 std::atomic<int64_t> g_calls{0};
 std::atomic<int64_t> g_faults{0};
 
-// On x86-64 the C library's functions do no more than these.
+// These two functions do all that the C library's pread and pwrite do on x86-64.
 ssize_t real_read(int fd, void* memory, size_t bytes, off_t offset) {
   return syscall(SYS_pread64, fd, memory, bytes, offset);
 }
@@ -97,7 +97,7 @@ ssize_t real_write(int fd, const void* memory, size_t bytes, off_t offset) {
   return syscall(SYS_pwrite64, fd, memory, bytes, offset);
 }
 
-// splitmix64; each call takes the next number.
+// Returns the next number of splitmix64; each call takes another one.
 uint64_t next_random() {
   uint64_t value = g_random.fetch_add(0x9E3779B97F4A7C15ULL) + 0x9E3779B97F4A7C15ULL;
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ULL;

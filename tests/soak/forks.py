@@ -16,7 +16,7 @@ from names import NINE_WAYS
 from rounds import FAILED, Outcome, Size, Soak, failure, judge, ways_to_move
 from zygote import Job
 
-# The emulated GPU is slower.
+# The emulated GPU is slower, so a program takes fewer steps there.
 STEPS = {"cpu": 4, "cuda": 2}
 
 

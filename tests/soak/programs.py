@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 
 import tencache
 
-# On a GPU, a tensor below 2 MiB has no memory of its own to move.
+# The model is wider on a GPU, where a tensor below 2 MiB has no memory of its own to move.
 WIDTHS = {"cpu": 512, "cuda": 768}
 LAYERS, BATCH = 6, 16
 # How a child that ended in this way looks to its parent.

@@ -127,7 +127,7 @@ def end_group(child: int) -> None:
 
 
 def main() -> None:
-    # Otherwise a child that ends would look at all that was imported, and so copy it.
+    # Without this call, a child that ends would look at all that was imported, and so copy it.
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
     print("ready" if threads == 1 else f"{threads} threads", flush=True)

@@ -30,8 +30,8 @@ class EveryPlan {
     for (const Gap& gap : gaps_) count *= 1 + choices(gap);
     return count;
   }
-  /// The least is the best: of the plans that are steady, if any is, the one that exceeds the
-  /// budget least, and of those the one that takes least time.
+  /// Returns the plan's rank; the best plan has the least one. Steady plans come before others,
+  /// then those that exceed the budget less, then those that take less time.
   static std::tuple<bool, uint64_t, uint64_t> rank(const Simulation& simulation) {
     return {!simulation.is_steady, simulation.over_budget_bytes, simulation.step_ns};
   }

@@ -79,11 +79,11 @@ class FaultPlan {
   uint64_t injected_ TENCACHE_GUARDED_BY(mutex_) = 0;
 };
 
-/// Decorates `channel`, which moves bytes for `fd`.
+/// Decorates `channel`, whose pieces go wrong by the plan.
 std::unique_ptr<IoChannel> make_faulty_channel(std::unique_ptr<IoChannel> channel,
                                                std::shared_ptr<FaultPlan> plan);
 
-/// For DiskTierConfig::channel_factory: faulty channels over threads.
+/// Returns a DiskTierConfig::channel_factory that makes faulty channels over threads.
 std::function<Result<std::unique_ptr<IoChannel>>(int)> faulty_channel_factory(
     std::shared_ptr<FaultPlan> plan);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One seed for every randomized test: taken from TENCACHE_TEST_SEED when that is set, else from the
-// clock, and printed, so that a failing run can be repeated. A generator is not thread-safe: each
-// thread has its own.
+// One seed for every randomized test. It is taken from TENCACHE_TEST_SEED when that is set, else
+// from the clock, and it is printed, so that a failing run can be repeated. A generator is not
+// thread-safe: each thread has its own.
 #pragma once
 
 #include <algorithm>

@@ -123,7 +123,8 @@ class TransformerBuilder {
     for (const uint32_t tensor : tensors) trace_.tensors[tensor].freed_at = trace_.tick_count() - 1;
   }
 
-  // The first op makes tensors; the others name those too.
+  // Adds ops with these accesses. The first op makes the tensors of `made`; the others name those
+  // too.
   void add_ops(uint32_t name, uint64_t compute_ns, std::vector<TraceAccess> accesses,
                const std::vector<uint32_t>& made) {
     trace_.ops.push_back({name, compute_ns, accesses});

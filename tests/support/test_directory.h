@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TestDirectory: a fresh, empty directory on a real disk, removed with everything in it. It lies in
-// TENCACHE_TEST_DIR, or else in /var/tmp, which unlike /tmp is never in memory.
+// TestDirectory: a fresh, empty directory on a real disk. The destructor removes it with everything
+// in it. The directory lies in TENCACHE_TEST_DIR, or else in /var/tmp, which unlike /tmp is never
+// in memory.
 #pragma once
 
 #include <cstdlib>

@@ -63,7 +63,8 @@ bool TestEngine::evict(const void* address) {
 std::string TestEngine::check_books(uint64_t small_bytes) {
   Mover* const mover = engine_->mover();
   if (mover == nullptr) return check_books_once(small_bytes);
-  // The prefetcher does not need a permit for everything. It begins nothing while an op waits.
+  // The prefetcher does not need a permit for everything. It begins nothing while an op waits, and
+  // this demand stands for such an op.
   const Demand demand(mover->ledger());
   const Prefetcher* const prefetcher = engine_->prefetcher();
   eventually([&] { return prefetcher == nullptr || !prefetcher->is_at_work(); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens a GPU and the engine over it. Suites that link the core itself can bring their own driver
-// table (the simulated driver). libtencache.so does not export this.
+// Functions that open a GPU and the engine over it. Suites that link the core itself can bring
+// their own driver table (the simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include <memory>

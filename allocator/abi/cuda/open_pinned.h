@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Opens pinned memory. Suites that link the core itself can bring their own driver table (the
-// simulated driver). libtencache.so does not export this.
+// The function that opens pinned memory. Suites that link the core itself can bring their own
+// driver table (the simulated driver). libtencache.so does not export this.
 #pragma once
 
 #include <memory>

@@ -23,7 +23,8 @@ OpTimer::Span* DeviceWaits::begin_span(StreamSet streams) {
   return timer_->begin(of);
 }
 
-// Where the timer refuses, the part that has begun goes on.
+// Ends the part of the wait that has begun, and begins the next. Where the timer refuses, the one
+// that has begun goes on.
 void DeviceWaits::begin_part(Wait* wait) {
   if (wait->span == nullptr || wait->late.count == 0 || wait->parts_left == 1) return;
   OpTimer::Span* next = begin_span(wait->span->streams);

@@ -62,7 +62,7 @@ class DeviceWaits {
   Mutex mutex_;
   uint64_t begun_count_ TENCACHE_GUARDED_BY(mutex_) = 0;
   // Fetches that count as late or early once their wait is measured, by the number of the wait or
-  // of its part. One without fetches has no entry.
+  // of its part. A wait or part without fetches has no entry.
   std::unordered_map<uint64_t, LateFetches> undecided_ TENCACHE_GUARDED_BY(mutex_);
 };
 

@@ -30,7 +30,8 @@ class EventTimer final : public OpTimer {
  public:
   static constexpr size_t kSpansMax = 512;
 
-  /// Two events with nothing between them lie some microseconds apart on a GPU.
+  /// Times below this are as good as none: two events with nothing between them lie some
+  /// microseconds apart on a GPU.
   static constexpr uint64_t kResolutionNs = 10'000;
 
   /// `gpu` and `streams` outlive the timer.

@@ -18,7 +18,8 @@
 namespace tencache {
 namespace {
 
-// Enough for an ordinary op with all that it names, so that nothing grows.
+// The first capacities of a thread's lists. They suffice for an ordinary op with all that it names,
+// so that nothing grows.
 constexpr size_t kPinsReserved = 256;
 constexpr size_t kOpenOpsReserved = 64;
 // Up to this many pins are searched one by one.
@@ -260,7 +261,8 @@ TENCACHE_SLOW void Gate::note_seen(Extent* extent, uint64_t now) {
   extent->set_flags(kFlagSeen);
 }
 
-// Where neither a plan nor a list op has told what comes next, `neighbours_` guesses it.
+// Fetches what the op pins and cannot use yet. Where neither a plan nor a list op has told what
+// comes next, `neighbours_` guesses it.
 TENCACHE_SLOW void Gate::fetch_slow(ThreadOps& thread, size_t first_pin, StreamSet streams,
                                     bool is_expected) {
   std::vector<Extent*> missing;

@@ -40,7 +40,7 @@ void OpTiming::finish_or_drop(OpTimer::Span* span, bool has_ended) const {
   }
 }
 
-// If the timer refuses, the op stays untimed and its time is estimated later.
+// Begins the op's span. If the timer refuses, the op stays untimed and its time is estimated later.
 TENCACHE_SLOW void OpTiming::begin(ThreadState& thread, const OpTimer::Span& of,
                                    size_t open_count) const {
   const Charge charge(thread.sampling);

@@ -22,13 +22,15 @@ class DuplexMeter {
     uint64_t other_busy_ns;  // how long the other direction had been busy until then
   };
 
-  /// Every begin() needs its end(). Threads may come in another order than they read the clock.
+  /// Call when a transfer begins, and end() when it ends. Threads may come in another order than
+  /// they read the clock.
   Begun begin(IoDirection direction, uint64_t now_ns) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     way(direction).begin(now_ns);
     return {now_ns, other_way(direction).busy_ns(now_ns)};
   }
-  /// `bytes` of 0: it failed, which may take any time.
+  /// Call when a transfer ends. `bytes` is 0 if it failed: a failure may take any time, so it tells
+  /// nothing of the speed.
   void end(IoDirection direction, const Begun& begun, uint64_t bytes, uint64_t now_ns)
       TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -41,26 +43,28 @@ class DuplexMeter {
     if (beside_ns >= took_ns - border_ns) way(direction).beside.add(bytes, took_ns);
   }
 
-  /// Whether a plan had better let them take turns. False until both directions have been seen both
-  /// ways.
+  /// Whether a plan had better let reads and writes take turns. Returns false until each direction
+  /// was seen alone and beside the other.
   bool is_half_duplex() const TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const double read_share = read_.share_beside();
     const double write_share = write_.share_beside();
     return read_share > 0 && write_share > 0 && read_share + write_share < kHalfDuplexShares;
   }
-  /// The speed while the other direction is idle; `unknown` until enough has moved to tell.
+  /// Returns the speed while the other direction is idle, or `unknown` until enough has moved to
+  /// tell.
   double bytes_per_s_alone(IoDirection direction, double unknown) const TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return (direction == IoDirection::kRead ? read_ : write_).alone.bytes_per_s(unknown);
   }
 
  private:
-  // A transfer counts as alone if the other direction was busy for no more than this part of it,
-  // and as beside it if that was idle for no more.
+  // A transfer counts as alone if the other direction was busy for at most one part in this many of
+  // the transfer's time. It counts as beside the other if that was idle for no longer.
   static constexpr uint64_t kBorderPart = 8;
-  // What both directions keep of their speed beside each other: 1 in all where they share one
-  // speed, 2 where they have their own. The border lies between.
+  // A disk is half duplex if the shares of speed that its two directions keep beside each other add
+  // up to less than this. They add up to 1 where the directions share one speed, and to 2 where
+  // each has its own.
   static constexpr double kHalfDuplexShares = 1.5;
 
   static constexpr uint64_t since(uint64_t begin_ns, uint64_t end_ns) {

@@ -39,8 +39,8 @@ struct LateFetches {
   uint64_t bytes = 0;
 };
 
-/// An op's wait for its extents, in parts that the device times separately: of several tensors
-/// under way it may have waited for only one.
+/// An op's wait for its extents, in parts that the device times separately: the device may have
+/// waited for only one of several tensors under way.
 class OpWait {
  public:
   virtual ~OpWait() = default;
@@ -99,8 +99,8 @@ class MoveLedger {
   MoveRate read_work;
   MoveRate write_work;
   MoveRate drop_work;  // the proof and the change of mappings of all that leaves, written or not
-  /// Room of fetches under way that no op waits for on the host. It can be evicted again once they
-  /// have ended.
+  /// Room of fetches under way that no op waits for on the host. Their extents can be evicted again
+  /// once the fetches have ended.
   std::atomic<uint64_t> bytes_ahead{0};
 
  private:

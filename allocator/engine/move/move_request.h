@@ -46,7 +46,7 @@ struct MoveRequest {
   }
 };
 
-/// Requests to fetch, in the sequence in which they are due. One thread takes them.
+/// A source of requests to fetch, in the sequence in which they are due. One thread takes them.
 class RequestSource {
  public:
   virtual ~RequestSource() = default;

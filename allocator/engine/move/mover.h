@@ -72,8 +72,9 @@ class Mover {
   /// Whether an op is only queued when the program goes on.
   virtual bool are_ops_queued() const { return false; }
 
-  /// Waits while `is_worth_it` and the device has not done all that was queued on these streams: a
-  /// program that is ahead of the device loses nothing. Returns at once where nothing is queued.
+  /// Waits while `is_worth_it` returns true and the device has not done all that was queued on
+  /// these streams: a program that is ahead of the device loses nothing. Returns at once where
+  /// nothing is queued.
   virtual void wait_while_ahead(StreamSet /*streams*/,
                                 const std::function<bool()>& /*is_worth_it*/) {}
 

@@ -30,7 +30,7 @@ struct SlotReadResult {
   Status status;    // why the others are not, after several tries
 };
 
-/// Gives one more to read. It returns false when there is none now.
+/// Gives one more slot to read. Returns false when there is none now.
 using NextRead = std::function<bool(SlotRead* read)>;
 
 /// Reads in order, and calls `on_read` with the index of each slot as soon as all of the slot is

@@ -63,7 +63,7 @@ void Evictor::on_budget_change() {
 
 void Evictor::on_attention() {
   if (!is_armed()) {
-    // Cached memory alone is no reason: it goes first where room is needed.
+    // Cached memory alone is no reason to arm: it goes first where room is needed.
     if (heap_.live_bytes() > heap_.budget().attention()) arm();
     return;
   }
@@ -276,7 +276,8 @@ void Evictor::shrink_to_budget() {
   if (heap_.let_unnamed_leave(used_bytes - limit_bytes)) is_nudged_.store(true);
 }
 
-// Pages that the program has written in cold extents take room until these are evicted again.
+// Evicts again extents that the program wrote to while they were cold: the written pages take room
+// until then.
 void Evictor::evict_written(uint64_t wanted_bytes, bool takes_all, EvictionResult* total) {
   if (wanted_bytes == 0 || heap_.unannounced_bytes() == 0) return;
   total->add(mover_->evict_written(wanted_bytes, takes_all));

@@ -67,7 +67,7 @@ class Evictor final : public RoomMaker {
       TENCACHE_EXCLUDES(mutex_);
   void await_any_room(uint64_t bytes, uint64_t soon_bytes) override TENCACHE_EXCLUDES(mutex_);
   void on_attention() override;
-  /// Engine::on_budget_change() calls this.
+  /// Engine::on_budget_change() calls this after the budget's limit has changed.
   void on_budget_change();
   std::string current_op() const override;
   void begin_wait(StreamSet streams) override;

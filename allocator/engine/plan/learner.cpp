@@ -64,9 +64,9 @@ void Learner::nudge() {
   nudged_.notify_one();
 }
 
-// The cursor nudges the learner while holding its own lock, so the learner never calls the cursor
-// with mutex_ held.
 LearnerSummary Learner::summary() const {
+  // The cursor nudges the learner while holding its own lock, so the learner never calls the cursor
+  // with mutex_ held.
   const Following following = cursor_.following();
   MutexLock lock(mutex_);
   LearnerSummary summary = summary_;
@@ -208,8 +208,8 @@ void Learner::look_for_repeats() {
   next_search_at_ = ticks_.end() + std::max(kFirstSearchTicks, looked_at / part);
 }
 
-// A segment is a step of a known kind, perhaps with something between its ops, or it is of a new
-// kind.
+// Learns a segment. It is a step of a known kind, perhaps with something between its ops, or it is
+// of a new kind.
 void Learner::learn_segment(const PeriodPlace& segment) {
   if (Kind* known = kind_at(segment)) {
     confirm(known, segment);
@@ -287,7 +287,8 @@ void Learner::learn_addition(const PeriodPlace& addition) {
   learn({.place = addition, .is_guess = true, .is_one_off = true});
 }
 
-// An evaluation that was learned comes again and again, and need not be searched each time.
+// Whether the addition ends with a copy of a kind that was learned; if so, notes the copy. An
+// evaluation that was learned comes again and again, and need not be searched each time.
 bool Learner::is_known_loop(const PeriodPlace& addition) {
   for (Kind& kind : kinds_) {
     const uint64_t length = kind.learned->period->digests.size();

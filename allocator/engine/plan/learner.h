@@ -58,7 +58,7 @@ struct LearnerSummary {
   /// learned. It is null when there is none.
   std::shared_ptr<const LearnedPlan> learned;
   /// The smallest known budget with which that plan's period would hardly wait, even with slower
-  /// links, headroom included. 0 if it is not known.
+  /// links, headroom included. The figure is 0 if this budget is not known.
   uint64_t stall_free_budget_bytes = 0;
 };
 

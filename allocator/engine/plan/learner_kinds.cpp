@@ -30,9 +30,9 @@ constexpr Tick kSearchedTicksMax = 3000;
 
 }  // namespace
 
-// A loop that is no guess replaces its parts: while the library has both, hardly any place in
-// either is the only one that fits. It also replaces the kind that the program has changed from, or
-// the cursor would go on following that one and skip every difference.
+// Adds the period as a kind. A loop that is no guess replaces its parts: while the library has
+// both, hardly any place in either is the only one that fits. It also replaces the kind that the
+// program has changed from, or the cursor would go on following that one and skip every difference.
 void Learner::add_kind(const Candidate& candidate, Period period) {
   if (!candidate.is_guess) {
     std::erase_if(kinds_, [&](const Kind& kind) {
@@ -70,7 +70,8 @@ Learner::Kind* Learner::kind_at(const PeriodPlace& place) {
   return nullptr;
 }
 
-// The second copy shows what was a guess after the first.
+// Notes an exact copy of the kind. The second copy confirms a guess, and shows what had to be
+// guessed after the first.
 void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   note_no_guess();
   kind->periods_at_copy = kind->periods;
@@ -83,7 +84,8 @@ void Learner::confirm(Kind* kind, const PeriodPlace& place) {
   }
 }
 
-// Any copy of this run is a better guess than a stored kind.
+// Plans the kind anew for a period that differs from it, if that is worth a guess. Any copy of this
+// run is a better guess than a stored kind.
 void Learner::correct(Kind* kind, Period period) {
   if (kind->is_stored || is_worth_a_guess(++kind->others_seen)) {
     plan_period(kind, std::move(period));

@@ -51,7 +51,7 @@ Machine MachineMeter::measure() {
   machine.write_bytes_per_s = moves.write_speed.bytes_per_s(kUnknownBytesPerS);
   machine.is_half_duplex = moves.duplex.is_half_duplex();
   if (machine.is_half_duplex) {
-    // Where they take turns, each is as fast as if it were alone.
+    // Where reads and writes take turns, each is as fast as if it were alone.
     machine.read_bytes_per_s =
         moves.duplex.bytes_per_s_alone(IoDirection::kRead, machine.read_bytes_per_s);
     machine.write_bytes_per_s =

@@ -29,7 +29,7 @@ namespace tencache {
 
 class Neighbours {
  public:
-  /// Uses heap, prefetcher and evictor.
+  /// Of the parts, this uses heap, prefetcher and evictor.
   explicit Neighbours(const Parts& parts) : parts_(parts) {}
 
   /// Whether anything that was guessed has not been named yet. If not, on_early() and clear() may

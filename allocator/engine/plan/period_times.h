@@ -23,7 +23,7 @@ class PeriodTimes {
   size_t count() const { return std::min(added_, kKept); }
 
   /// The median of the times that are kept, or the smaller of the middle two if their number is
-  /// even. 0 if there are none.
+  /// even. Returns 0 if there are none.
   uint64_t median_ns() const {
     if (added_ == 0) return 0;
     std::array<uint64_t, kKept> sorted = newest_;

@@ -367,8 +367,9 @@ size_t PlanCursor::place_of_size(const LearnedKind& kind, uint64_t born_bytes) {
   return place;
 }
 
-// A plan of the same kind has the same tensors. For a plan of another kind, only the tensors that
-// are always there are known.
+// Chooses the plan for the old one's sizes, and takes over the extents that were found for its
+// tensors. A plan of the same kind has the same tensors. For a plan of another kind, only the
+// tensors that are always there are known.
 void PlanCursor::take_bindings(BoundPlan* old, BoundPlan* bound_plan) {
   bound_plan->chosen = place_of_size(bound_plan->kind, old->plan().period->born_bytes);
   if (!bound_plan->kind.period().is_same_kind(old->kind.period())) return;

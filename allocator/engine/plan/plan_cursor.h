@@ -50,7 +50,7 @@
 
 namespace tencache {
 
-/// How well one plan was followed.
+/// How well plans were followed: the present one, the last one, and all of them.
 struct Following {
   uint64_t kind = 0;                    // 0: none is followed now
   uint64_t periods = 0;                 // whole ones in a row

@@ -132,7 +132,8 @@ std::optional<MoveRequest> Prefetcher::take() {
   return request;
 }
 
-// False also where nothing is guessed. Cached memory is room, too, where it serves any request.
+// Whether the first guess has room beside the headroom. Returns false also where nothing is
+// guessed. Cached memory is room, too, where it serves any request.
 bool Prefetcher::has_room_for_guess() const {
   if (guesses_.empty()) return false;
   const Budget& budget = heap_.budget();

@@ -16,7 +16,8 @@ namespace tencache {
 
 class ProcessorUse {
  public:
-  /// The share, from 0 to 1, since the last call, or since construction at the first call.
+  /// The share of the processors' time, from 0 to 1, that the process used since the last call, or
+  /// since construction at the first call.
   double used_share() {
     const uint64_t now = now_ns();
     const uint64_t work = process_work_ns();

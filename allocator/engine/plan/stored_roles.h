@@ -51,7 +51,7 @@ class StoredRoles {
   bool fits_seen(Tick tick) const;
   /// Whether the kBefore ticks seen last are the period's first ones, and the tick before them
   /// belongs to something else. The program then comes to its first step. REQUIRES: the ticks seen
-  /// last fit before `tick`; this looks only at its number.
+  /// last fit before `tick`; this looks only at the number of `tick`.
   bool has_begun_at(Tick tick) const;
   /// Forgets the ticks that were seen: the next one does not follow them.
   void forget_seen() { seen_count_ = 0; }
@@ -103,7 +103,7 @@ class StoredRoles {
   std::unordered_map<uint64_t, uint32_t> tensor_of_;  // by extent
   size_t unknown_count_ = 0;                          // tensors without an extent, at first
   size_t found_count_ = 0;                            // of them
-  // A ring, whose entries are kept for their capacity.
+  // The ticks that were seen last: a ring, whose entries are kept for their capacity.
   std::array<SeenTick, kBefore + 1> seen_;
   uint64_t seen_count_ = 0;  // without a place
   uint64_t ticks_without_place_ = 0;

@@ -28,7 +28,7 @@ namespace tencache {
 
 class UpcomingUses {
  public:
-  /// Uses heap and prefetcher.
+  /// Of the parts, this uses heap and prefetcher.
   explicit UpcomingUses(const Parts& parts) : parts_(parts) {}
 
   /// Whether any use is still to come. If not, on_tick() may be left out.

@@ -37,7 +37,7 @@ Block* BlockPool::take_counted(uint64_t bytes, StreamSet stream) {
   return block;
 }
 
-// `before` has the figures of the block's kind from before it was taken.
+// Counts a block that was taken. `before` has the figures of the block's kind from before that.
 void BlockPool::count_taken(const Block& block, const BlockFigures& before) {
   const bool is_small = block.segment->is_small;
   use_.allocate(is_small, block.bytes, block.requested_bytes,

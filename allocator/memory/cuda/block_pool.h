@@ -7,7 +7,7 @@
 // Where the source wants smaller large segments, requests from half of one on have segments of
 // their own.
 //
-// A stream runs work in the order in which it was given. So a block that only its owner's stream
+// A stream runs work in the order in which that was given. So a block that only its owner's stream
 // has used is free for that stream the moment the program frees it, whatever the device is doing. A
 // block that other streams used, too, waits until each of them has reached a mark that was made
 // after the free. A wholly free segment may change to another stream, which is then held back until

@@ -10,8 +10,8 @@
 namespace tencache {
 namespace {
 
-// The remainder of a block stays with the block when no request of the block's kind could use the
-// remainder. A large request is above 1 MiB.
+// Whether the remainder of a block becomes a block of its own. It stays with the block when no
+// request of the block's kind could use the remainder. A large request is above 1 MiB.
 bool is_worth_splitting(bool is_small, uint64_t remaining_bytes) {
   return is_small ? remaining_bytes >= kBlockUnitBytes : remaining_bytes > kSmallBlockBytesMax;
 }

@@ -54,8 +54,8 @@ struct Segment {
   uint64_t bytes = 0;
   StreamSet owner = 0;
   bool is_small = false;
-  // The number of its free in FreeMarks, while it is wholly free and once somebody has asked for
-  // one.
+  // The number of the segment's free in FreeMarks, while the segment is wholly free and once a trim
+  // has numbered it.
   std::optional<uint64_t> free_number;
   ListHook<Segment> whole_hook;
 };
@@ -169,7 +169,7 @@ class BlockTable {
   /// Forgets the segment of a claimed block.
   void remove_segment(Block* block);
 
-  /// Both ascend by address.
+  /// The segments and the blocks, both in ascending order of address.
   const std::map<CUdeviceptr, Segment>& segments() const { return segments_; }
   const BlocksByAddress& blocks() const { return blocks_; }
   const BlockFigures& figures(bool is_small) const { return figures_[is_small ? 1 : 0]; }

@@ -17,7 +17,7 @@
 namespace tencache {
 
 struct CudaExtent : Extent {
-  /// The frame mapped at the address; owned by the thread that migrates or recycles the extent.
+  /// The frame mapped at the address. The thread that migrates or recycles the extent owns it.
   Frame frame;
   /// The stream it was allocated on, which may reuse it as soon as it is freed. CudaHeap writes
   /// this while nobody else has the extent; snapshots read it at any time.
@@ -31,8 +31,8 @@ struct CudaExtent : Extent {
   HostBlock host_block;
   DeviceHash copy_hash;
 
-  /// The number of its free (memory/cuda/free_marks.h). The thread that retires the extent writes
-  /// it.
+  /// The number of the extent's free (memory/cuda/free_marks.h). The thread that retires the extent
+  /// writes it.
   uint64_t free_number = 0;
 
   /// Bytes of the block that the program has, or had last.

@@ -37,7 +37,8 @@ Result<Allocation> as_allocation(const Result<CUdeviceptr>& block) {
   return Allocation{reinterpret_cast<void*>(block.value()), nullptr};
 }
 
-// An extent has at least one handle, and the table one entry per granule.
+// The granularity of extents. Each has at least one handle, and the table has one entry for each
+// granule.
 uint64_t granularity_of(const Gpu& gpu) {
   return std::max(gpu.facts().granularity_bytes, kGranuleBytes);
 }

@@ -70,7 +70,8 @@ class CudaHeapView;
 
 class CudaHeap final : public Heap, private SegmentSource {
  public:
-  /// See LivePeak. GPU memory is dear, and a handle that is freed soon serves another size.
+  /// One part in so many of the peak is kept beyond it (LivePeak). GPU memory is dear, and a handle
+  /// that is freed soon serves another size.
   static constexpr uint64_t kSlackShare = 16;
 
   CudaHeap(const HeapConfig& config, const Gpu& gpu, DeviceArena& arena, FramePool& frames,

@@ -13,7 +13,7 @@ constexpr size_t kFoundAtOnce = 64;
 
 }  // namespace
 
-// The copy of a busy extent belongs to its migration.
+// Gives back the copy below, unless the extent is busy: then the copy belongs to its migration.
 void CudaHeap::release_spare_copy(CudaExtent* extent) {
   if (extent->has(kFlagBusy)) return;
   if (extent->host_block.is_valid() || extent->slot.is_valid()) copies_.release(extent);
@@ -42,8 +42,8 @@ uint64_t CudaHeap::drop_spares(uint64_t bytes, bool with_cold, DropSpare drop) {
   return dropped_bytes;
 }
 
-// A few extents that have a copy below, from the one at this place on; cold ones only if
-// `with_cold`. Returns an empty vector when there are no more.
+// A few extents that have a copy below, from the one at this place on. Cold ones are among them
+// only if `with_cold`. Returns an empty vector when there are no more.
 std::vector<CudaExtent*> CudaHeap::next_with_copy(bool with_cold, size_t* place) {
   std::vector<CudaExtent*> found;
   MutexLock lock(mutex_);

@@ -22,13 +22,13 @@ namespace {
 constexpr size_t kRunsLookedAtMax = 8;
 constexpr size_t kExtentsLookedAtMax = 64;
 
-/// Where a handle begins or ends.
+/// Where a handle begins or ends, and whether an extent does so there, too.
 struct Border {
   CUdeviceptr address = 0;
   bool is_of_extent = false;
 };
 
-/// Where a stretch begins.
+/// Where a stretch begins, and how many extents it cuts.
 struct CutPlace {
   CUdeviceptr begin = 0;
   int cuts = 3;  // extents that lose a part, at most 2; 3: no stretch was found

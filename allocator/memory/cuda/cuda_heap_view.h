@@ -28,10 +28,11 @@ class CudaHeapView {
   ProgramUses uses() const { return heap_.use_.read(); }
   /// What the heap has taken from the driver for all uses.
   FrameUses frames() const { return heap_.frames_.uses(); }
-  /// Walks all extents.
+  /// Walks all extents and adds them up.
   CudaHeapFigures figures() const TENCACHE_EXCLUDES(heap_.mutex_);
-  /// Reset the peaks, or the totals, of uses() and frames().
+  /// Resets the peaks of uses() and frames().
   void reset_peaks();
+  /// Resets the totals of uses() and frames().
   void reset_totals();
   /// The allocation that contains the address, if there is one.
   std::optional<FoundBlock> find_block(const void* address) const;

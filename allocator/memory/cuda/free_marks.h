@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FreeMarks: tells until when a stream may still use memory that was freed on it. A program that is
+// FreeMarks: until when a stream may still use memory that was freed on it. A program that is
 // ahead of its GPU frees memory long before the GPU gets there, and goes on queueing. A thread that
 // wants the frame waits for the moment of the free and for nothing that was queued since. An event
 // per free would cost the program too much, so one serves a certain number of freed bytes. Frees

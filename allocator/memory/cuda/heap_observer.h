@@ -4,8 +4,8 @@
 // does not hear of the program's own allocations and frees.
 //
 // Threads: any, with no lock or that of a BlockPool held, so an observer only makes a note and
-// never calls the heap. It hears that something is gone before anybody else can have the same
-// address.
+// never calls the heap. The observer hears that something is gone before anybody else can have the
+// same address.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace tencache {
 enum class HeapEvent : uint8_t {
   kSegmentMade,  // addresses for blocks, or those of one extent
   kSegmentGone,  // nothing lies at these addresses any more
-  // Streams are done with a block that was freed before; bytes as requested. BlockPool::restore()
-  // waits for the streams of the blocks that it frees, so the observer hears of no completion then.
+  // Streams are done with a block that was freed before; its bytes are told as requested.
+  // BlockPool::restore() waits for the streams of the blocks that it frees, so the observer hears
+  // of no completion then.
   kFreeCompleted,
 };
 

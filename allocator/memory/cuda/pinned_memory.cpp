@@ -12,7 +12,7 @@ namespace tencache {
 
 namespace {
 
-// A program that pins a few bytes must not pay for many.
+// The first chunk is small: a program that pins a few bytes must not pay for many.
 constexpr uint64_t kFirstChunkBytes = 2 * kMiB;
 
 }  // namespace
@@ -56,7 +56,8 @@ void TimedPinner::reset_totals() {
 
 namespace {
 
-// A forked child of the program, like the writer of a checkpoint, may read its pinned tensors.
+// Maps memory that forked children share. Such a child, like the writer of a checkpoint, may read
+// the pinned tensors of the program.
 Result<HostMemory> map_shared(HostMemoryRequest request) {
   request.is_shared = true;
   return HostMemory::map(request);

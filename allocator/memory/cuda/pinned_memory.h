@@ -46,7 +46,7 @@ struct PinTimes {
   std::array<uint64_t, 64> count_by_size = {};  // [n]: chunks of 2^(n-1) < bytes <= 2^n
 };
 
-/// Passes calls on to another pinner, and keeps how long those of pin() took. Threads: any.
+/// A pinner that passes calls on to another, and keeps how long those of pin() took. Threads: any.
 class TimedPinner final : public HostPinner {
  public:
   explicit TimedPinner(HostPinner& pinner) : pinner_(pinner) {}
@@ -99,7 +99,7 @@ class PinnedMemory {
 
   const DriverApi& driver_;
   mutable Mutex mutex_;
-  // No entry is removed before the end.
+  // The users by the ordinal of their GPU. No entry is removed while this object lives.
   std::map<int, std::unique_ptr<User>> users_ TENCACHE_GUARDED_BY(mutex_);
   std::unique_ptr<CudaHostPinner> pinner_;
   std::unique_ptr<TimedPinner> timed_pinner_;

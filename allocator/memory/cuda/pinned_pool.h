@@ -67,8 +67,9 @@ class PinnedPool {
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  /// Memory at a multiple of 4096, with arbitrary contents. REQUIRES: bytes > 0; the private pool,
-  /// if given, is not dropped. kOutOfMemory when the budget or the machine has no room for it.
+  /// Takes memory at a multiple of 4096, with arbitrary contents. REQUIRES: bytes > 0; the private
+  /// pool, if given, is not dropped. Returns kOutOfMemory when the budget or the machine has no
+  /// room for the memory.
   Result<void*> allocate(uint64_t bytes, uint64_t private_pool = 0) TENCACHE_EXCLUDES(mutex_);
   /// The program is done with the block; copies that it has queued may go on. REQUIRES: allocate()
   /// returned the address, and it is not freed yet.

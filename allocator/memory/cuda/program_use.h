@@ -6,7 +6,7 @@
 // either. Bytes are as handed out, thus rounded; requested bytes are as the program named them.
 // Split is what is free in segments that are otherwise in use.
 //
-// Threads: any; one short lock per call, which callers may take while holding their own.
+// Threads: any. Each call takes one short lock, and callers may hold their own meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -20,9 +20,9 @@ class SegmentSource {
   SegmentSource(const SegmentSource&) = delete;
   SegmentSource& operator=(const SegmentSource&) = delete;
 
-  /// Device memory that every stream may use at once, at an address that is a multiple of 512 and
-  /// in no other segment. `bytes` is a multiple of 2 MiB. `is_small` tells which requests it is
-  /// for, and `stream` where the first of them is used.
+  /// Makes a segment: device memory that every stream may use at once, at an address that is a
+  /// multiple of 512 and in no other segment. `bytes` is a multiple of 2 MiB. `is_small` tells
+  /// which requests the segment is for, and `stream` tells where the first of them is used.
   virtual Result<CUdeviceptr> make(uint64_t bytes, bool is_small, StreamSet stream) = 0;
   /// The size of a segment for several requests above 1 MiB. It is a multiple of 2 MiB.
   virtual uint64_t large_segment_bytes() const = 0;

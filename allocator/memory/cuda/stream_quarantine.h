@@ -56,8 +56,8 @@ class StreamQuarantine {
   /// `what` names the memory in messages.
   StreamQuarantine(const char* what, OnFailure on_failure) : what_(what), on_failure_(on_failure) {}
 
-  /// The item was freed and waits for these streams. Returns true when enough has gathered since
-  /// the last poll that it is time for another.
+  /// Adds an item that was freed and waits for these streams. Returns true when enough has gathered
+  /// since the last poll that it is time for another.
   bool add(Item item, StreamUses uses) TENCACHE_EXCLUDES(mutex_) {
     Entry entry = {std::move(item), std::move(uses), {}, false, false};
     (void)mark(entry);
@@ -68,7 +68,8 @@ class StreamQuarantine {
     return push({std::move(item), std::move(uses), std::move(marks), true, false});
   }
 
-  /// Looks at everything that waits, and passes what is over to `release(std::vector<Item>)`.
+  /// Looks at everything that waits, and passes the items whose wait is over to
+  /// `release(std::vector<Item>)`.
   /// Returns whether something may have become free, by this thread or by one it waited for.
   template <typename Release>
   bool poll(Patience patience, const Release& release) TENCACHE_EXCLUDES(mutex_) {
@@ -109,8 +110,9 @@ class StreamQuarantine {
     return any_over || has_waited;
   }
 
-  /// Call with each allocation. Where n items wait, it is time for a poll at every nth call: what
-  /// is over is used again soon, and an allocation pays for a look at one item.
+  /// Call with each allocation. Returns whether it is time for a poll, which is at every nth call
+  /// where n items wait. So an item whose wait is over is used again soon, and an allocation pays
+  /// for a look at one item.
   bool is_turn() {
     const size_t waiting = size_.load(std::memory_order_relaxed);
     if (waiting == 0) [[likely]]

@@ -19,8 +19,8 @@ namespace tencache {
 
 class CopyKernel {
  public:
-  /// Compiles the kernel for the GPU. kUnavailable where a GPU sees host memory at other addresses
-  /// than the host; else errors are those of NVRTC and of the driver.
+  /// Compiles the kernel for the GPU. Returns kUnavailable where a GPU sees host memory at other
+  /// addresses than the host; else errors are those of NVRTC and of the driver.
   static Result<std::unique_ptr<CopyKernel>> create(const Gpu& gpu, const NvrtcApi& nvrtc);
 
   /// Queues a copy and returns at once. REQUIRES: both addresses and the size are multiples of 16;
@@ -37,7 +37,8 @@ class CopyKernel {
   const unsigned blocks_;
 };
 
-/// The kernel's source, for NVRTC: the text of device_copy_kernel.h.
+/// The kernel's source, which is the text of device_copy_kernel.h, and the kernel's name in it, for
+/// NVRTC.
 const char* device_copy_kernel_text();
 inline constexpr char kDeviceCopyKernelName[] = "tencache_device_copy";
 

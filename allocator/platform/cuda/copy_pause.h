@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CopyPause: copies to the host stop while the driver maps memory. The driver seems to write page
+// CopyPause: stops copies to the host while the driver maps memory. The driver seems to write page
 // tables with the engine that copies to the host, and the two take turns of a millisecond: on an
-// H200 cuMemSetAccess() of one handle takes 0.5 to 1.1 ms while copies are queued, and of four
-// 4 ms. Where the copies pause it takes 0.2 and 0.3 ms (benchmarks/gpu/results/mappings.md). A copy
-// is queued in pieces, and before each of them the stream waits, on the device, until no thread
-// makes the copies pause. The waits alone cost 1 % of the link, 2.5 % where it is busy in both
-// directions.
+// H200 cuMemSetAccess() of one handle takes 0.5 to 1.1 ms while copies are queued, and that of four
+// takes 4 ms. Where the copies pause, the calls take 0.2 and 0.3 ms
+// (benchmarks/gpu/results/mappings.md). A copy is queued in pieces, and before each of them the
+// stream waits, on the device, until no thread makes the copies pause. The waits alone cost 1 % of
+// the link, and 2.5 % where it is busy in both directions.
 //
 // Calls like cudaFree wait for the device, and may keep other threads from mapping. If one of them
 // waits for a copy, the copy for a mapping, and the mapping for that call, none of them ends. So
@@ -36,13 +36,14 @@ namespace tencache {
 
 class CopyPause {
  public:
-  /// A mapping waits for the rest of one piece, 300 us of a link of PCIe 5. With 8 MiB access takes
-  /// 0.1 ms, but the waits before the pieces cost the link 1.5 and 4 %.
+  /// The size of a piece of a copy. A mapping waits for the rest of one piece, 300 us of a link of
+  /// PCIe 5. With pieces of 8 MiB access takes 0.1 ms, but the waits before the pieces cost the
+  /// link 1.5 and 4 %.
   static constexpr uint64_t kPieceBytes = 16ull << 20;
   /// Copies are held for once to twice this time at most. Mappings usually take far less.
   static constexpr std::chrono::milliseconds kPatience{20};
 
-  /// kUnavailable where the GPU's streams cannot wait for a value in host memory.
+  /// Returns kUnavailable where the GPU's streams cannot wait for a value in host memory.
   static Result<std::unique_ptr<CopyPause>> create(const Gpu& gpu,
                                                    std::chrono::nanoseconds patience = kPatience);
   /// REQUIRES: no stream waits any more.

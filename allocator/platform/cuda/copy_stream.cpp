@@ -9,9 +9,9 @@
 namespace tencache {
 namespace {
 
-// The driver takes the highest priority that it has for this one. Hashes are short and everything
-// waits for them. At the priority of the program's own kernels, the blocks of a hash would run only
-// after all blocks of a long kernel that began before.
+// Where this priority is asked for, the driver takes the highest one that it has. Hashes are short
+// and everything waits for them. At the priority of the program's own kernels, the blocks of a hash
+// would run only after all blocks of a long kernel that began before.
 constexpr int kHighestPriority = -1000;
 
 }  // namespace

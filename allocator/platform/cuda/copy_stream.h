@@ -46,7 +46,7 @@ class CopyStream {
   /// Blocks the calling thread until all copies so far have arrived. A refused wait is asked for
   /// once more, because others get the memory of the copies afterwards.
   Status wait_until_idle();
-  /// A mark that is reached when all copies so far have arrived.
+  /// Makes a mark that is reached when all copies so far have arrived.
   Result<StreamMark> mark() { return marks_.make(stream_); }
 
  private:

@@ -58,8 +58,8 @@ struct CuFileApi {
 };
 
 /// Finds the library: the one that the process has loaded already, else the file `path`, where one
-/// is given, else by name, where the loader looks. It stays open; the GPU's driver is not called
-/// yet. kUnavailable when there is no library, or it lacks a function.
+/// is given, else by name, where the loader looks. The library stays open; the GPU's driver is not
+/// called yet. Returns kUnavailable when there is no library, or it lacks a function.
 Result<CuFileApi> load_cufile(const std::string& path = "");
 
 }  // namespace tencache

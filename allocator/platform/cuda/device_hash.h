@@ -43,20 +43,21 @@ struct DeviceHashSeeds {
   uint64_t second = 0;
 };
 
-/// Draws fresh seeds from the kernel. kUnavailable where it gives none.
+/// Draws fresh seeds from the kernel. Returns kUnavailable where it gives none.
 Result<DeviceHashSeeds> draw_hash_seeds();
 
 /// The kernel's parameter, without the range to hash and the place of the sums.
 HashJob make_hash_job(const DeviceHashSeeds& seeds);
 
-/// The number of blocks that have work for this many bytes; at least one.
+/// The number of blocks that have work for this many bytes. It is at least one.
 uint64_t hash_chunk_count(uint64_t bytes);
 
 /// Finishes the hash from the sums that the blocks of one launch have written.
 DeviceHash finish_hash(const DeviceHashSeeds& seeds, uint64_t bytes,
                        std::span<const HashSums> blocks);
 
-/// The kernel's source, for NVRTC: the text of device_hash_kernel.h.
+/// The kernel's source, which is the text of device_hash_kernel.h, and the kernel's name in it, for
+/// NVRTC.
 const char* device_hash_kernel_text();
 inline constexpr char kDeviceHashKernelName[] = "tencache_device_hash";
 

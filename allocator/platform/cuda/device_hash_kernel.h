@@ -9,10 +9,10 @@
 // block takes every gridDim-th chunk and writes four sums. Sums of integers modulo 2^64 do not
 // depend on the order, so the total does not depend on the shape of the grid.
 //
-// Cost, by the instructions of the inner loop: eight multiplications and sixteen additions of 32
-// bits for each 16 bytes, keys straight from the constant bank of the kernel's parameters. An SM of
-// a GPU with 4 TB/s has time for some 90 instructions for each 16 bytes, so memory is the
-// limit. A hash of this kind ran at 98% of the speed of a plain read on an H200
+// Cost: by its instructions, the inner loop takes eight multiplications and sixteen additions of 32
+// bits for each 16 bytes, and reads the keys straight from the constant bank of the kernel's
+// parameters. An SM of a GPU with 4 TB/s has time for some 90 instructions for each 16 bytes, so
+// memory is the limit. A hash of this kind ran at 98% of the speed of a plain read on an H200
 // (benchmarks/gpu/README.md, E6).
 #pragma once
 

@@ -3,9 +3,9 @@
 // DeviceHasher: hashes ranges of one GPU's memory in place (platform/cuda/device_hash.h), in a
 // stream, after the work that the stream was given before. It owns the compiled kernel and the
 // places that the kernel's blocks write their sums to. A place is pinned host memory that the
-// device writes directly, 32 bytes a block. So a hash is one launch: no copy back, no device
-// memory, and the sums are there when the kernel has ended. PendingHash: one hash under way, and
-// its place.
+// device writes directly, 32 bytes a block. So a hash is one launch: it needs no copy back and no
+// device memory, and the sums are there when the kernel has ended. PendingHash: one hash under way,
+// and its place.
 //
 // Invariant: a place is reused only once its PendingHash is gone, which is after its kernel.
 //
@@ -69,7 +69,7 @@ class DeviceHasher {
 
   /// Queues the hash of the range and returns at once. REQUIRES: the address is a multiple of 16,
   /// the range stays mapped until the device reaches a mark that is made afterwards, and the stream
-  /// is not capturing a graph. kUnavailable when kPlaceCount hashes are under way.
+  /// is not capturing a graph. Returns kUnavailable when kPlaceCount hashes are under way.
   Result<PendingHash> hash(CUstream stream, CUdeviceptr address, uint64_t bytes)
       TENCACHE_EXCLUDES(mutex_);
 

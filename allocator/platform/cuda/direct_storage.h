@@ -34,10 +34,10 @@ class DirectStorage {
   static constexpr uint64_t kBufferBytes = 8 * kMiB;
   static constexpr uint64_t kBuffers = 4;
 
-  /// `descriptor` is of a file opened with O_DIRECT. kUnavailable, with the reason, where this
-  /// machine cannot read disks, or this file, directly: cuFile would then copy through host memory,
-  /// as the other path does too. The GPU, the marks and the file outlive the object; `api` is
-  /// copied.
+  /// `descriptor` is of a file opened with O_DIRECT. Returns kUnavailable, with the reason, where
+  /// this machine cannot read disks, or this file, directly: cuFile would then copy through host
+  /// memory, as the other path does too. The GPU, the marks and the file outlive the object; `api`
+  /// is copied.
   static Result<std::unique_ptr<DirectStorage>> open(const Gpu& gpu, StreamMarks& marks,
                                                      const CuFileApi& api, int descriptor);
   /// REQUIRES: nothing is being read.
@@ -45,9 +45,9 @@ class DirectStorage {
   DirectStorage(const DirectStorage&) = delete;
   DirectStorage& operator=(const DirectStorage&) = delete;
 
-  /// The bytes are at the address when it returns. REQUIRES: the range is mapped, and no other work
-  /// of the device uses it; offset and size are multiples of 4096. After a failure the contents of
-  /// the range are undefined.
+  /// Reads bytes of the file, which are at the address when the call returns. REQUIRES: the range
+  /// is mapped, and no other work of the device uses it; offset and size are multiples of 4096.
+  /// After a failure the contents of the range are undefined.
   Status read(CUstream stream, CUdeviceptr address, uint64_t bytes, uint64_t offset)
       TENCACHE_EXCLUDES(mutex_);
 
@@ -64,7 +64,7 @@ class DirectStorage {
   const Gpu& gpu_;
   StreamMarks& marks_;
   const CuFileApi api_;
-  // Constant once open() has returned.
+  // These five are constant once open() has returned.
   CuFileHandle file_ = nullptr;
   FramePool frames_;
   Frame frame_;

@@ -36,8 +36,8 @@ Status find_function(GetProcAddress get, const char* name, Function* function) {
                    : ". Install NVIDIA's driver, version 525 or newer.")};
 }
 
-// A preloaded guard (abi/tencache_guard.h) serves functions that pass our own gate first; calls of
-// the core itself must not pass it.
+// Finds a function past a preloaded guard (abi/tencache_guard.h). The guard serves functions that
+// pass our own gate first; calls of the core itself must not pass that gate.
 void* find_unguarded(void* library, const char* name) {
   using Find = decltype(&dlsym);
   const auto find = reinterpret_cast<Find>(dlsym(RTLD_DEFAULT, "tencache_guard_find"));

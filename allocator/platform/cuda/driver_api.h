@@ -89,10 +89,11 @@ struct DriverApi {
 /// /sys below `root` tell.
 bool has_nvidia_device(const std::string& root);
 
-/// Opens libcuda.so.1 and fills the table; the library stays open. kUnavailable when there is no
-/// driver, when it is too old or lacks a function, when cuInit fails (no GPU), where the driver
-/// must not be called, or when the C library takes no more fork or exit handlers; the message says
-/// which, for `tencache doctor`. Starts watching forks and exit (platform/cuda/driver_use.h).
+/// Opens libcuda.so.1 and fills the table; the library stays open. Returns kUnavailable when there
+/// is no driver, when it is too old or lacks a function, when cuInit fails (no GPU), where the
+/// driver must not be called, or when the C library takes no more fork or exit handlers; the
+/// message says which, for `tencache doctor`. Starts watching forks and exit
+/// (platform/cuda/driver_use.h).
 Result<DriverApi> load_driver();
 
 /// The Status of a call: OK for CUDA_SUCCESS, else "<what>: CUDA_ERROR_... (text)." The code is

@@ -35,17 +35,17 @@ enum class DriverUse : uint8_t { kAllowed, kInForkedChild, kAtExit };
 // end_driver_use() when the driver reports that it is shut down.
 inline std::atomic<DriverUse> g_driver_use = DriverUse::kAllowed;
 
-/// Costs one relaxed load.
+/// Whether the driver may be called now. Costs one relaxed load.
 inline bool may_call_driver() {
   return g_driver_use.load(std::memory_order_relaxed) == DriverUse::kAllowed;
 }
 
-/// OK, or kUnavailable with the reason.
+/// Returns OK, or kUnavailable with the reason.
 Status driver_use_status();
 
 /// Starts watching forks and the exit of the process. Call it right after the driver was loaded and
-/// started, through whatever table; later calls do nothing. kUnavailable when the C library takes
-/// no more handlers.
+/// started, through whatever table; later calls do nothing. Returns kUnavailable when the C library
+/// takes no more handlers.
 Status watch_driver_use();
 
 /// Call it when the driver has reported that it is shut down.

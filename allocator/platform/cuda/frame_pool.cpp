@@ -189,7 +189,7 @@ Result<Frame> FramePool::complete(Handles handles, uint64_t missing_bytes, bool 
   return status;
 }
 
-// Where others have used up the GPU's memory, free handles go first.
+// Creates one handle. Where others have used up the GPU's memory, free handles go first.
 Result<FrameHandle> FramePool::create(uint64_t bytes, bool is_small) {
   const CUmemAllocationProp properties = frame_properties(gpu_.device(), gpu_.facts());
   const DriverApi& driver = gpu_.driver();
@@ -276,8 +276,8 @@ uint64_t FramePool::trim(uint64_t bytes) {
   return destroy(victims);
 }
 
-// The handles count until the driver has them back, so that nobody creates others in their place
-// too early.
+// Gives handles back to the driver. They count until the driver has them back, so that nobody
+// creates others in their place too early.
 uint64_t FramePool::destroy(const Handles& handles) {
   for (const FrameHandle& handle : handles) {
     const Status status =

@@ -74,10 +74,10 @@ class FramePool {
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
 
-  /// A frame with undefined contents. REQUIRES: `bytes` is a multiple of the granularity and not 0.
-  /// kOutOfMemory when the frames in use leave no room below the limit, or when the GPU has no
-  /// memory left because others use it; the message says which. Waits while another thread gives
-  /// handles back to the driver.
+  /// Takes a frame with undefined contents. REQUIRES: `bytes` is a multiple of the granularity and
+  /// not 0. Returns kOutOfMemory when the frames in use leave no room below the limit, or when the
+  /// GPU has no memory left because others use it; the message says which. Waits while another
+  /// thread gives handles back to the driver.
   Result<Frame> take(uint64_t bytes) TENCACHE_EXCLUDES(mutex_) { return take(bytes, {}); }
   /// Does what take() does, for callers who count the memory in use themselves. Free handles are
   /// destroyed to stay below the limit, and below `allowed_bytes`; where that is not enough, both
@@ -156,7 +156,8 @@ class FramePool {
   uint64_t limit_bytes_ TENCACHE_GUARDED_BY(mutex_);
   std::vector<Handles> free_ TENCACHE_GUARDED_BY(mutex_);  // by size; the newest last
   uint64_t free_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
-  // The bytes of all handles, including those that are being created or destroyed.
+  // The bytes of all handles, including those that are being created or destroyed. leaving_bytes_
+  // holds the bytes of those that are being destroyed.
   uint64_t bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t leaving_bytes_ TENCACHE_GUARDED_BY(mutex_) = 0;
   uint64_t destroyed_count_ TENCACHE_GUARDED_BY(mutex_) = 0;

@@ -27,8 +27,8 @@ struct GpuFacts {
   bool can_do_rdma = false;        // other devices can reach frames
 };
 
-/// Reads what a device offers; makes no context. kUnavailable, with the reason, when it lacks what
-/// the backend requires: mapping memory under addresses.
+/// Reads what a device offers; makes no context. Returns kUnavailable, with the reason, when the
+/// device lacks what the backend requires: mapping memory under addresses.
 Result<GpuFacts> find_gpu_facts(const DriverApi& driver, CUdevice device);
 
 /// The properties with which frames of a device are created.
@@ -36,7 +36,7 @@ CUmemAllocationProp frame_properties(CUdevice device, const GpuFacts& facts);
 
 class Gpu {
  public:
-  /// kInvalidArgument when there is no device of that number. Other errors are those of
+  /// Returns kInvalidArgument when there is no device of that number. Other errors are those of
   /// find_gpu_facts(), of driver_use_status() or of the driver.
   static Result<std::unique_ptr<Gpu>> open(const DriverApi& driver, int ordinal);
   /// Releases the context, which lives on for others.
@@ -49,8 +49,9 @@ class Gpu {
   CUcontext context() const { return context_; }
   const GpuFacts& facts() const { return facts_; }
 
-  /// OK while the context takes work. A kernel that fails breaks it for good. From then on every
-  /// call returns that error, so the error of a later call says nothing about its own cause.
+  /// Returns OK while the context takes work. A kernel that fails breaks the context for good. From
+  /// then on every call returns that error, so the error of a later call says nothing about its own
+  /// cause.
   /// Returns driver_use_status() where the driver must not be called.
   Status status() const;
   /// Makes one call of the driver in a CallScope. `what` begins the message of a failure.

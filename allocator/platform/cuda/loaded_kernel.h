@@ -39,7 +39,7 @@ class LoadedKernel {
 
   const Gpu& gpu_;
   const char* const what_;
-  // Constant once create() has returned.
+  // All members below are constant once create() has returned.
   CUmodule module_ = nullptr;
   CUfunction function_ = nullptr;
   unsigned multiprocessors_ = 1;

@@ -32,7 +32,7 @@ void* open_library(const std::string& path, std::string* error) {
   return nullptr;
 }
 
-// POSIX lets a void* hold the address of a function.
+// Finds one function of the table. POSIX lets a void* hold the address of a function.
 template <typename Function>
 Status find_nvrtc_function(void* library, const char* name, Function* function) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
@@ -51,7 +51,7 @@ Status status_of(const NvrtcApi& nvrtc, NvrtcResult result, const std::string& w
           what + ": " + (text != nullptr ? text : "NVRTC error " + std::to_string(result)) + "."};
 }
 
-// Owns a program and destroys it.
+// The owner of a program, which destroys it.
 class Program {
  public:
   explicit Program(const NvrtcApi& nvrtc) : nvrtc_(nvrtc) {}

@@ -40,8 +40,9 @@ struct NvrtcApi {
 };
 
 /// Finds the library: the one that the process has loaded already; else the file `path`, where one
-/// is given; else by name, where the loader looks. It stays open. kUnavailable when there is no
-/// library, or it lacks a function; the message says what was tried and the remedy.
+/// is given; else by name, where the loader looks. The library stays open. Returns kUnavailable
+/// when there is no library, or it lacks a function; the message says what was tried and the
+/// remedy.
 Result<NvrtcApi> load_nvrtc(const std::string& path = "");
 
 struct KernelText {
@@ -55,8 +56,9 @@ struct CompiledKernel {
   std::string log;          // warnings, and the output that options asked for
 };
 
-/// Machine code for GPUs of that capability. kUnavailable when NVRTC does not know the capability,
-/// kOutOfMemory when NVRTC has no memory, else kInvalidArgument with the compiler's log.
+/// Compiles the kernel to machine code for GPUs of that capability. Returns kUnavailable when NVRTC
+/// does not know the capability, kOutOfMemory when NVRTC has no memory, else kInvalidArgument with
+/// the compiler's log.
 Result<CompiledKernel> compile_kernel(const NvrtcApi& nvrtc, const KernelText& kernel,
                                       std::span<const char* const> more_options = {});
 

@@ -153,7 +153,7 @@ class StreamNumbers::InUse {
   InUse(StreamNumbers& numbers, StreamSet set) : numbers_(numbers) {
     MutexLock lock(numbers_.mutex_);
     std::vector<Stream>& streams = numbers_.streams_;
-    // Numbers from 63 on share the bit of that place.
+    // All numbers from 63 on share bit 63.
     for (auto number = static_cast<uint32_t>(std::countr_zero(set)); number < streams.size();
          ++number) {
       if ((set & set_of_number(number)) != 0) take(number, streams[number]);

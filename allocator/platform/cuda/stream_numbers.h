@@ -81,15 +81,15 @@ class StreamNumbers {
   std::optional<CUstreamCaptureMode> exchange_capture_mode(CUstreamCaptureMode mode) const;
 
   /// Appends one mark for each stream of the set, for all work that the stream has been given so
-  /// far, but none for a destroyed stream whose work is known to be done. kUnavailable when one of
-  /// the streams is capturing a CUDA graph, which would take the event for its own. Appends nothing
-  /// on failure.
+  /// far, but none for a destroyed stream whose work is known to be done. Returns kUnavailable when
+  /// one of the streams is capturing a CUDA graph, which would take the event for its own. Appends
+  /// nothing on failure.
   Status mark_all(StreamSet set, std::vector<StreamMark>* marks) TENCACHE_EXCLUDES(mutex_);
 
-  /// Work that the stream is given from now on begins after the marks are reached. kUnavailable,
-  /// with nothing held back, when it is capturing or was destroyed; after another failure some
-  /// marks may hold it back. REQUIRES: is_one_stream(stream), since a stream that has yet to get
-  /// the shared bit could not be held back.
+  /// Work that the stream is given from now on begins after the marks are reached. Returns
+  /// kUnavailable, and holds nothing back, when the stream is capturing or was destroyed; after
+  /// another failure some marks may hold it back. REQUIRES: is_one_stream(stream), since a stream
+  /// that has yet to get the shared bit could not be held back.
   Status hold_back(StreamSet stream, std::span<const StreamMark> marks) TENCACHE_EXCLUDES(mutex_);
 
   /// Records the event in the stream. Returns false when the set is not one stream, when that
@@ -101,10 +101,10 @@ class StreamNumbers {
     std::atomic<uintptr_t> key;        // kNone until the number is there; released after it
     std::atomic<uint32_t> number = 0;  // with kEnded while the stream of that handle is destroyed
   };
-  // Open addressing, at most half full.
+  // A hash table of the numbers, by open addressing. It is at most half full.
   struct Table {
     explicit Table(size_t entry_count);
-    // kNoNumber when the table does not have the key.
+    // Returns kNoNumber when the table does not have the key.
     uint32_t find(uintptr_t key) const;
     // Gives a key its number, or another one.
     void set(uintptr_t key, uint32_t number);
@@ -129,14 +129,16 @@ class StreamNumbers {
   void let_follow(CUstream stream, const StreamMark& last) const;
   StreamMark last_mark(CUstream stream) const;
   void forget_reached(uint32_t number, const StreamMark& last) TENCACHE_EXCLUDES(mutex_);
-  // kUnavailable when one of them is capturing. REQUIRES: the thread's context is the GPU's.
+  // Returns kUnavailable when one of them is capturing. REQUIRES: the thread's context is the
+  // GPU's.
   Status expect_no_capture(std::span<const CUstream> streams) const;
 
   const Gpu& gpu_;
   StreamMarks& marks_;
 
-  // A thread that holds mutex_ stores it with release; any thread reads it. A reader with an old
-  // table misses at most new streams, and then looks again with the lock held.
+  // The table in use. A thread that holds mutex_ stores the pointer with release; any thread reads
+  // it. A reader with an old table misses at most new streams, and then looks again with the lock
+  // held.
   std::atomic<const Table*> table_ = nullptr;
   mutable Mutex mutex_;
   std::vector<std::unique_ptr<Table>> tables_ TENCACHE_GUARDED_BY(mutex_);  // the last is in use

@@ -20,7 +20,7 @@ namespace tencache {
 
 class ZeroCopyMemory {
  public:
-  /// `bytes`: multiple of the page size. Errors are those of HostMemory::map and of the driver.
+  /// `bytes` is a multiple of the page size. Errors are those of HostMemory::map and of the driver.
   static Result<std::unique_ptr<ZeroCopyMemory>> create(const Gpu& gpu, uint64_t bytes);
   /// REQUIRES: the device no longer uses the memory, unless the driver may no longer be called.
   ~ZeroCopyMemory();

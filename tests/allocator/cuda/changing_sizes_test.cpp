@@ -75,7 +75,8 @@ class ChangingSizesTest : public ::testing::Test {
   std::atomic<uint64_t> asked_bytes_{0};
   Counter asked_peak_bytes_{0};
   uint64_t creations_ = 0;
-  // How far a device is behind the program depends on the machine, and so does what it still uses.
+  // True if free() waits until the device is idle. How far the device is behind the program depends
+  // on the machine, and so does the memory that the device still uses.
   bool device_keeps_up_ = true;
 };
 
@@ -95,7 +96,7 @@ TEST_F(ChangingSizesTest, AnotherSizeLeavesWhatIsCachedWhereThereIsRoom) {
   for (char* weight : weights) free(weight);
 }
 
-// x = cat([x, row]), again and again from the start.
+// A program runs x = cat([x, row]) until x is large, and begins with one row again.
 TEST_F(ChangingSizesTest, ATensorThatGrowsInALoop) {
   constexpr uint64_t kRowBytes = 2560 * kKiB;
   const CUstream stream = engine_.make_stream();
@@ -112,7 +113,7 @@ TEST_F(ChangingSizesTest, ATensorThatGrowsInALoop) {
   expect_little_waste();
 }
 
-// Keys and values of 12 layers, each a token longer with every step; two prompts.
+// The keys and values of 12 layers each get a token longer with every step. There are two prompts.
 TEST_F(ChangingSizesTest, CachesThatGrowByAToken) {
   constexpr uint64_t kLayers = 12;
   constexpr uint64_t kTokenBytes = 32 * kKiB;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CopyPause: copies to the host wait while a thread pauses, the rest of a copy that is under way
-// too; an arena pauses them while it maps; an overdue pause ends by itself; where the driver
+// CopyPause: copies to the host, and the rest of one that is under way, wait while a thread pauses
+// them; an arena pauses them while it maps; an overdue pause ends by itself; where the driver
 // refuses, copies go on.
 #include "platform/cuda/copy_pause.h"
 

@@ -69,7 +69,7 @@ class FaultyProgram {
       engine_.wait_until_idle();  // the next round uses another stream, and no eviction need wait
     }
     // As far as the allocator knows, another stream may still use the tensors that are freed. The
-    // next tensor takes handles of several.
+    // next tensor takes handles of several of them.
     for (char* tensor : tensors_) engine_.free(tensor);
     const Result<void*> large = engine_->allocate(5 * kBytes, stream_);
     if (large.is_ok()) engine_.free(large.value());

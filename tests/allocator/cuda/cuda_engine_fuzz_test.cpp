@@ -198,7 +198,7 @@ void meddle(TestCudaEngine& engine, const std::atomic<bool>& is_done, uint64_t g
         mover.evict_requested(source);
       }
     } else if (!mover.ledger().is_demanded()) {
-      // No op waits for room now; the fetch would take it.
+      // No op waits for room now. If one did, the fetch would take the room from it.
       ListedRequests listed(requests);
       mover.prefetch(listed);
     }

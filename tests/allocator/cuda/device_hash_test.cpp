@@ -44,7 +44,7 @@ class Bytes {
   char* const memory_;
 };
 
-// Fills with words that are all different, unlike Random::fill().
+// Fills the memory with words that are all different, unlike Random::fill().
 void fill(const Bytes& bytes, Random& random) {
   for (uint64_t done = 0; done < bytes.size(); done += 8) {
     const uint64_t word = random.next();
@@ -106,8 +106,8 @@ uint64_t reference_term(uint64_t value, const std::vector<uint32_t>& keys) {
   return key0 * (value & 0xffffffff) + key1 * (value >> 32);
 }
 
-// The four words of the hash by its definition: pads the memory with zeros and walks over all words
-// of all strips.
+// Computes the four words of the hash by its definition: pads the memory with zeros and walks over
+// all words of all strips.
 DeviceHash reference_hash(const char* data, uint64_t bytes, const DeviceHashSeeds& seeds) {
   std::vector<uint32_t> strip_keys;
   for (uint64_t index = 0; index < 34; ++index) {

@@ -45,7 +45,7 @@ class EventTimerTest : public SimulatedStreamsFixture {
   OpTimer::Span* begin(CUstream stream, uint32_t op = 1) {
     return timer_->begin({numbers_->set_of(stream), op, ++begun_});
   }
-  // Times a whole span with one kernel in it; false when it was refused.
+  // Times a whole span with one kernel in it. Returns false when the span was refused.
   bool time(CUstream stream, uint32_t op, milliseconds duration) {
     OpTimer::Span* span = begin(stream, op);
     if (span == nullptr) return false;
@@ -124,7 +124,7 @@ TEST_F(EventTimerTest, EventsAreUsedAgainAndBounded) {
   EXPECT_EQ(driver_->calls("cuEventCreate"), created);
 }
 
-// The events would become the graph's, and a query of them would invalidate the capture.
+// Events of a span would become the graph's, and a query of them would invalidate the capture.
 TEST_F(EventTimerTest, AStreamThatCapturesIsLeftAlone) {
   OpTimer::Span* span = begin(stream_);
   ASSERT_NE(span, nullptr);

@@ -29,7 +29,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// The build found TENCACHE_NVRTC beside cuda.h; it may be empty.
+// Loads the NVRTC that the build found beside cuda.h. TENCACHE_NVRTC is its path; it may be empty.
 Result<NvrtcApi> load_installed() { return load_nvrtc(TENCACHE_NVRTC); }
 
 KernelText hash_kernel(int compute_capability) {

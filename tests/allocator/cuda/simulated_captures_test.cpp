@@ -34,7 +34,7 @@ class SimulatedCapturesTest : public SimulatedStreamsFixture {
   void begin(CUstream stream, CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL) {
     ASSERT_EQ(table().begin_capture(stream, mode), CUDA_SUCCESS);
   }
-  // Ends the capture; null where it was invalidated.
+  // Ends the capture. Returns null where it was invalidated.
   std::unique_ptr<SimulatedGraph> end(CUstream stream, CUresult expected = CUDA_SUCCESS) {
     CUgraph graph = nullptr;
     EXPECT_EQ(table().end_capture(stream, &graph), expected);
@@ -93,7 +93,8 @@ TEST_F(SimulatedCapturesTest, WorkOfACapturingStreamRunsWithEachLaunch) {
   EXPECT_EQ(buffer.data()[3 * kBytes - 1], 7);
 }
 
-// This order is the furthest from that of the capture, to expose programs that forget a dependency.
+// The order in which a graph runs is the furthest from that of its capture, to expose programs that
+// forget a dependency.
 TEST_F(SimulatedCapturesTest, ANodeThatWasCapturedLaterGoesFirstUnlessItDepends) {
   start();
   const CUstream at = capturing();

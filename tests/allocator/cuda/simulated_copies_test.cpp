@@ -30,7 +30,7 @@ constexpr uint64_t kGranule = 2 * kMiB;
 
 class SimulatedCopiesTest : public SimulatedStreamsFixture {
  protected:
-  // A copy of all bytes of a buffer, between events.
+  // The events before and after a copy of all bytes of a buffer.
   struct Timed {
     CUevent begin;
     CUevent end;
@@ -180,8 +180,8 @@ TEST_F(SimulatedCopiesTest, EmptyCopyIsNone) {
   EXPECT_TRUE(driver_->is_idle());
 }
 
-// 1 MiB at 64 MiB/s takes 15.625 ms, and 1 ms of latency. Times of events are exact except for
-// rounding to nanoseconds and the processor's work, which can only add to them.
+// A copy of 1 MiB at 64 MiB/s takes 15.625 ms, and its latency adds 1 ms. Times of events are exact
+// except for rounding to nanoseconds and the processor's work, which can only add to them.
 constexpr double kCopyMs = 16.62;
 const SimulatedDriverConfig kSlow = {.to_device_bytes_per_s = 64 * kMiB,
                                      .to_host_bytes_per_s = 64 * kMiB,

@@ -19,8 +19,8 @@ namespace {
 
 constexpr uint64_t kBytes = 2 * kMiB;
 
-// Kernel "add": *target += value. The target is in device memory, or with is_host_ in registered
-// host memory.
+// A module with the kernel "add", which does *target += value. The target is in device memory, or
+// with is_host_ in registered host memory.
 class SimulatedModulesTest : public ::testing::Test {
  protected:
   SimulatedModulesTest() {

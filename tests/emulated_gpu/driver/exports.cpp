@@ -11,8 +11,8 @@
 #include "driver/tasks.h"
 #include "emulated_gpu.h"
 
-// cuda.h's macros expand a name before these see it. So it has its version where cuda.h gives it
-// one, and programs are linked against that.
+// cuda.h's macros expand a name before the macros below see it. So the name has its version where
+// cuda.h gives it one, and programs are linked against that.
 #define EMULATED_STRING(name) #name
 #define EMULATED_JOINED(first, second) first##second
 #define EMULATED_SLOT(name) EMULATED_JOINED(slot_of_, name)

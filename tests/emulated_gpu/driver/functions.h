@@ -91,7 +91,7 @@ CUresult function_parameter(SimulatedDriver& driver, CUfunction function, size_t
 /// Returns CUDA_ERROR_INVALID_VALUE where the memory is not of the device of its context.
 CUresult copy_peer(SimulatedDriver& driver, CUdeviceptr target, CUcontext target_context,
                    CUdeviceptr source, CUcontext source_context, size_t bytes, CUstream stream);
-/// The addresses determine the kind of the copy.
+/// Copies from one address to another. The addresses determine the kind of the copy.
 CUresult copy_by_address(SimulatedDriver& driver, CUdeviceptr target, CUdeviceptr source,
                          size_t bytes, CUstream stream);
 /// Sets `*can` to 1 for two different devices with EMULATED_GPU_PEERS=1, and to 0 otherwise:

@@ -62,8 +62,8 @@ CUresult export_table(const void** table, const CUuuid*) {
 CUresult get_proc_address(const char* name, void** entry, int version, cuuint64_t flags,
                           CUdriverProcAddressQueryResult* status);
 
-// Before CUDA 12 the function had no status. For the dynamic linker the plain name still means this
-// version.
+// Before CUDA 12 cuGetProcAddress had no status. For the dynamic linker the plain name still means
+// this version.
 CUresult get_proc_address_v1(const char* name, void** entry, int version, cuuint64_t flags) {
   return get_proc_address(name, entry, version, flags, nullptr);
 }

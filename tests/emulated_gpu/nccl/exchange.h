@@ -22,7 +22,7 @@ struct Message {
   size_t count = 0;
 };
 
-/// `what` names the exchange in errors.
+/// Moves all messages, and waits until they have moved. `what` names the exchange in errors.
 ncclResult_t exchange(Meeting* meeting, const char* what, const std::vector<Message>& messages);
 
 }  // namespace emulated_gpu::nccl

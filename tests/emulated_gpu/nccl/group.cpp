@@ -19,7 +19,7 @@ struct Group {
   ncclResult_t result = ncclSuccess;
 };
 
-// The group that this thread has open, and how many ncclGroupStart calls it is in.
+// How many ncclGroupStart calls this thread is in, and the group that it has open.
 thread_local int depth = 0;
 thread_local Group open_group;
 

@@ -9,7 +9,7 @@
 
 #include "communicator.h"
 
-/// The program's share of a communicator; null before the communicator is made.
+/// The program's share of a communicator. `communicator` is null before it is made.
 struct ncclComm {
   std::shared_ptr<emulated_gpu::nccl::Communicator> communicator;
 };

@@ -50,7 +50,7 @@ void run_task(const Task& task) {
   }
 }
 
-// Each device has a NULL stream of its own.
+// Whether both batches are in one stream. Each device has a NULL stream of its own.
 bool is_one_stream(const Batch& first, const Batch& second) {
   return first.stream == second.stream &&
          first.communicator->device() == second.communicator->device();

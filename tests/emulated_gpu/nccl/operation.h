@@ -55,7 +55,8 @@ struct Caller {
   int count;
 };
 
-// Counts are numbers of values, of `bytes` each, or of the reduction's type.
+// `count` is a number of values of the reduction's type. One message carries `count` values or
+// `bytes` bytes.
 Operation all_reduce(const Caller& caller, const void* from, void* to, size_t count,
                      const Reduction& reduction);
 Operation reduce_to(const Caller& caller, const void* from, void* to, size_t count,

@@ -37,8 +37,8 @@ struct Reduction {
 /// Multiplies this rank's input by its factor. REQUIRES: there is one.
 void scale(const Reduction& reduction, const void* from, void* to, size_t count);
 
-/// Factors count as applied already. The parts are those of rank 0, 1, ...; the result may be one
-/// of them.
+/// Reduces the parts of rank 0, 1, ... to the result, which may be one of them. Factors count as
+/// applied already.
 void reduce(const Reduction& reduction, std::span<const void* const> parts, void* result,
             size_t count);
 

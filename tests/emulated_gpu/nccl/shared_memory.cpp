@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory files: made, found by other processes, mapped. One set, guarded by a lock, holds the files
-// that this process has open for others.
+// Memory files, and how they are made, found by other processes, and mapped. One set, guarded by a
+// lock, holds the files that this process has open for others.
 #include "shared_memory.h"
 
 #include <fcntl.h>
@@ -33,7 +33,8 @@ int open_place(const Place& place) {
   return -1;
 }
 
-// All ranks ask for the same size, so the first one sets the size of the file.
+// Makes the file that large. All ranks ask for the same size, so the first one sets the size of the
+// file.
 bool grow(int file, size_t bytes) {
   struct stat found = {};
   if (fstat(file, &found) != 0) return false;

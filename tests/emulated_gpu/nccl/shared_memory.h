@@ -29,7 +29,7 @@ void close_place(const Place& place);
 
 class SharedMemory {
  public:
-  /// data() is null where the place is gone; errno tells why.
+  /// Maps the memory of the place. data() is null where the place is gone; errno tells why.
   SharedMemory(const Place& place, size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;

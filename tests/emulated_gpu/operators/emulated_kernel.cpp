@@ -199,7 +199,7 @@ Stack EmulatedKernel::host_arguments(Call* call) const {
   return result;
 }
 
-// Leaves the results where the arguments were.
+// Runs the CPU kernel, which leaves the results where the arguments were.
 void EmulatedKernel::run_on_host(const OperatorHandle& op, const MakeGenerator& generator,
                                  Stack* host) const {
   if (generator) (*host)[*signature_.generator] = generator();

@@ -9,7 +9,7 @@
 
 namespace emulated_gpu::operators {
 
-/// The name must live for ever.
+/// Copies `made` to `target` in a task of that name. The name must live for ever.
 void copy_to_device(const char* name, const Tensor& target, const Tensor& made);
 /// A fresh tensor on the device, dense or sparse like the given one.
 Tensor moved_to_device(const char* name, const Tensor& made, c10::DeviceIndex device);

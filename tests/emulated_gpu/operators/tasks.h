@@ -31,14 +31,14 @@ class Ranges {
   std::vector<EmulatedRange> all_;
 };
 
-/// Inside an operator the program's hooks see nothing and autograd records nothing. Calls from
-/// there make no views for autograd either: they resize parts of sparse tensors.
+/// A scope inside an operator, in which the program's hooks see nothing and autograd records
+/// nothing. Calls in it make no views for autograd either: they resize parts of sparse tensors.
 struct InsideOperator {
   at::RecordFunctionGuard no_hooks{false};
   at::AutoDispatchBelowADInplaceOrView below_autograd;
 };
 
-/// The name must live for ever.
+/// Queues the callable as a kernel of that name. The name must live for ever.
 void queue(const char* name, const Ranges& ranges, c10::DeviceIndex device,
            std::function<void()> run);
 /// Queues the callable and waits. Passes the callable's exception to the caller. Throws while a

@@ -54,7 +54,7 @@ cudaError_t refuse_about_kernel(const char* what, const void* function) {
   return refuse(what + (" of the kernel " + DeviceNames::instance().find(function)));
 }
 
-// Destroys the task if it is refused.
+// Launches the task. Destroys it if it is refused.
 CUresult launch(CUstream stream, const EmulatedTask& task, const EmulatedRange* ranges,
                 size_t count) {
   const Driver& d = ready();
@@ -74,7 +74,7 @@ CUresult launch(CUstream stream, const EmulatedTask& task, const EmulatedRange* 
   return result;
 }
 
-// torch.cuda._sleep(cycles), on a device whose clock has 1 GHz.
+// The name of the kernel of torch.cuda._sleep(cycles), for which the device's clock has 1 GHz.
 constexpr const char* kSpinKernel = "at::cuda::(anonymous namespace)::spin_kernel(long)";
 
 void spin(void* cycles) {

@@ -9,7 +9,7 @@
 
 namespace tencache {
 
-/// Handles are numbers that look like addresses.
+/// Turns a number into a handle, which looks like an address.
 template <typename Handle>
 Handle handle_of(uint64_t name) {
   return reinterpret_cast<Handle>(name * 16);

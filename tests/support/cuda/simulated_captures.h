@@ -64,7 +64,7 @@ class SimulatedCaptures {
   void forget(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);
   void forget(CUevent event) TENCACHE_EXCLUDES(mutex_);
 
-  // Checks of what the calling thread may do. When it may not, a capture becomes invalid.
+  // Checks of what the calling thread may do. A check that forbids it makes a capture invalid.
 
   /// Whether the thread may use the stream at all.
   CUresult check_use(const SimulatedStream& stream) TENCACHE_EXCLUDES(mutex_);

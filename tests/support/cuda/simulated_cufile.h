@@ -18,7 +18,7 @@ namespace tencache {
 
 class SimulatedCuFile {
  public:
-  /// `supported` is the field of the driver's properties; 0: nothing is read directly.
+  /// `supported` is the field of the driver's properties; with 0 nothing is read directly.
   explicit SimulatedCuFile(unsigned supported = 1u << 4);
   ~SimulatedCuFile();
   SimulatedCuFile(const SimulatedCuFile&) = delete;

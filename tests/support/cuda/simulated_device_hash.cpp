@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hash kernel, whole chunks by AVX2. A chunk is a matrix of words of 16 bytes, with a row for
-// each word of a strip and a column for each lane. One vector of 32 bytes holds two lanes; their
-// four sums of products for each pass stay in the nearest cache from row to row. Only the AVX2 part
-// is compiled for AVX2, and only on x86-64. Included functions have external linkage, so the
-// includes come before that part.
+// The hash kernel, which does whole chunks by AVX2. A chunk is a matrix of words of 16 bytes, with
+// a row for each word of a strip and a column for each lane. One vector of 32 bytes holds two
+// lanes; their four sums of products for each pass stay in the nearest cache from row to row. Only
+// the AVX2 part is compiled for AVX2, and only on x86-64. Included functions have external linkage,
+// so the includes come before that part.
 #include "support/cuda/simulated_device_hash.h"
 
 #if defined(__x86_64__)
@@ -113,8 +113,8 @@ RoundKeys round_keys(uint64_t key) {
   return keys;
 }
 
-// hash_term(value, hash_keys(seeds, index, kind)) for four values and their indices. multiply()
-// does not look at the upper halves of the counters, so they hold anything.
+// Returns hash_term(value, hash_keys(seeds, index, kind)) for four values and their indices.
+// multiply() does not look at the upper halves of the counters, so they hold anything.
 __m256i terms_of(const RoundKeys& keys, uint64_t second_seed, unsigned kind, __m256i values,
                  __m256i indices) {
   __m256i counter[4] = {indices, upper_halves(indices),

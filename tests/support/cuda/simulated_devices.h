@@ -30,7 +30,7 @@ class SimulatedDevices {
   CUresult get(CUdevice* device, int ordinal);
   CUresult name(char* name, int length, CUdevice device);
   CUresult total_memory(size_t* bytes, CUdevice device);
-  /// The attributes that the backends ask for; an attribute unknown here is 0.
+  /// Gives the attributes that the backends ask for; an attribute unknown here is 0.
   CUresult attribute(int* value, CUdevice_attribute attribute, CUdevice device);
   CUresult pci_bus_id(char* id, int length, CUdevice device);
   CUresult uuid(CUuuid* uuid, CUdevice device);

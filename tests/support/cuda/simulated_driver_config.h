@@ -25,8 +25,9 @@ struct SimulatedDriverConfig {
   uint64_t capacity_bytes = 256 * kMiB;   // of one device
   uint64_t granularity_bytes = 2 * kMiB;  // a power of two
 
-  // With 0, copies of a direction run side by side, as fast as they can. With a rate, the direction
-  // is one copy engine, which takes one copy after another from all streams.
+  // The rate of each direction of copies. With 0, the copies of a direction run side by side, as
+  // fast as they can. With a rate, the direction is one copy engine, which takes one copy after
+  // another from all streams.
   uint64_t to_device_bytes_per_s = 0;
   uint64_t to_host_bytes_per_s = 0;
   uint64_t on_device_bytes_per_s = 0;
@@ -61,7 +62,8 @@ struct SimulatedDriverConfig {
   std::map<CUdevice_attribute, int> attributes = {};
 };
 
-/// Stands for any device that has access. Copies reach memory through whichever device has access.
+/// A number that stands for any device that has access. Copies reach memory through whichever
+/// device has access.
 inline constexpr int kAnyDevice = -1;
 
 /// Device addresses that a kernel uses.

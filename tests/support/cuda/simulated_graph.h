@@ -9,7 +9,7 @@
 //
 // The executable holds the work, and with it the objects that the program gave the graph, until its
 // last launch is over, so the graph may be destroyed first. As with CUDA's graphs, one thread at a
-// time uses one of them.
+// time uses a graph or an executable.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +23,7 @@
 
 namespace tencache {
 
-/// Queues something in the given stream; a graph calls it once per launch.
+/// A function that queues something in the given stream; a graph calls it once per launch.
 using GraphWork = std::function<CUresult(SimulatedStream&)>;
 
 struct GraphNode;
@@ -55,7 +55,7 @@ class SimulatedExecutable {
   SimulatedExecutable(const SimulatedExecutable&) = delete;
   SimulatedExecutable& operator=(const SimulatedExecutable&) = delete;
 
-  /// Runs after earlier launches, whatever their stream.
+  /// Queues the works in the stream. They run after those of earlier launches in any stream.
   CUresult launch(SimulatedStream& stream);
   /// The works in the order of a launch.
   const std::vector<GraphWork>& works() const { return works_; }

@@ -15,7 +15,7 @@
 //
 // When the context has failed or the stream is stopped, queued work is dropped except its markers,
 // so that nobody waits for ever. Work whose time is running is dropped too.
-// Threads: push(), markers and engines by any thread; actions may call the methods that say so.
+// Threads: any for push(), markers and engines; actions may call the methods that say so.
 #pragma once
 
 #include <atomic>
@@ -77,7 +77,8 @@ struct StreamTimes {
 
 class SimulatedStream {
  public:
-  /// Does the work, which the device begins at `begin_ns`; returns its end on the device.
+  /// A function that does work, which the device begins at `begin_ns`. It returns the work's end on
+  /// the device.
   using Action = std::function<uint64_t(SimulatedStream& stream, uint64_t begin_ns)>;
 
   /// No more kernels than `queued_kernels_max` are queued or running.

@@ -77,7 +77,7 @@ class TestCudaEngine {
   /// How many freed blocks wait for streams.
   uint64_t waiting_count() const;
 
-  /// An op passes the gate, queues one kernel and ends.
+  /// Runs an op that passes the gate, queues one kernel and ends.
   void op(CUstream stream, const std::vector<KernelUse>& uses,
           std::chrono::nanoseconds duration = {});
   void write(CUstream stream, char* address, uint64_t bytes, uint64_t seed,

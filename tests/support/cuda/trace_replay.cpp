@@ -142,8 +142,8 @@ Status TraceReplay::allocate(uint32_t tensor) {
   return Status::ok();
 }
 
-// An op fills the tensor, as a program does its parameters before the first step: a tensor that no
-// op has named would stay resident.
+// Allocates the tensor and lets an op fill it, as a program fills its parameters before the first
+// step: a tensor that no op has named would stay resident.
 Status TraceReplay::make_persistent(uint32_t tensor) {
   TENCACHE_RETURN_IF_ERROR(allocate(tensor));
   const std::vector<Access> accesses = {{tensors_[tensor].address, AccessMode::kWrite}};
@@ -158,7 +158,7 @@ void TraceReplay::free(uint32_t tensor) {
   if (address != nullptr) engine_->free(address);
 }
 
-// The op fills the tensors that it allocates, after it has passed the gate.
+// Runs the op of this tick. Once past the gate, the op fills the tensors that it allocates.
 Status TraceReplay::run_op(Tick tick) {
   const TraceOp& op = trace_.ops[tick];
   std::vector<Access> accesses;

@@ -82,7 +82,7 @@ struct ReplayResult {
   std::string failure;       // empty when all went well
 };
 
-/// The same ops on tensors of whole granules, taking `compute_ns` together.
+/// Returns the trace's ops on tensors of whole granules; together the ops take `compute_ns`.
 Trace scaled_for_replay(Trace trace, uint64_t compute_ns);
 
 class TraceReplay {

@@ -137,8 +137,9 @@ void Seal::move_back(const Extent* extent, const Extent* parking, uint64_t bytes
   access_barrier_->reopen(extent->address, extent->bytes);
 }
 
-// Whether the slot holds the bytes of a sealed extent, which are in `memory`; kCold when they may
-// go. When a pin has arrived meanwhile, its thread waits, so this gives up at once.
+// Compares the slot's hash with that of a sealed extent's bytes, which are in `memory`. Returns
+// kCold when they may go. When a pin has arrived meanwhile, its thread waits, so this gives up at
+// once.
 SealOutcome Seal::prove(const Extent* extent, const char* memory) {
   ContentHasher hasher;
   for (uint64_t offset = 0; offset < extent->bytes; offset += kPieceBytes) {

@@ -60,7 +60,8 @@ class Seal {
   /// sealed even so.
   static bool close_unused(const SlotEviction& eviction);
   /// Moves the pages of a sealed extent to a parking extent. A thread that touches the address
-  /// waits from then on. Null, and nothing has happened, where the kernel does not move them.
+  /// waits from then on. Returns null where the kernel does not move them; nothing has happened
+  /// then.
   Extent* move_away(const Extent* extent);
   /// Brings the first `bytes` of the extent back from its parking extent.
   void move_back(const Extent* extent, const Extent* parking, uint64_t bytes);

@@ -20,7 +20,8 @@ void SlotChecks::check(std::span<Extent* const> extents) {
   }
 }
 
-// An extent that was claimed for a fetch at the fork still shows its slot.
+// Checks extents that are being fetched, too: one that was claimed for a fetch at the fork still
+// shows its slot.
 void SlotChecks::check_in_child(std::span<Extent* const> extents) const {
   for (const Extent* extent : extents) {
     const ExtentState state = extent->state();

@@ -18,7 +18,8 @@
 namespace tencache {
 namespace {
 
-// The fetches of a transfer are kept until it ends, and only then are its speed and work told.
+// The most fetches of one transfer. They are kept until it ends, and only then are its speed and
+// work told.
 constexpr size_t kFetchesPerTransferMax = 256;
 
 }  // namespace
@@ -30,7 +31,7 @@ LateFetches SlotFetches::fetch(std::span<Extent* const> extents) {
   return late;
 }
 
-// Returns the extents that are cold and may be fetched now.
+// Tries once to fetch the extents. Returns those that are cold and may be fetched now.
 std::vector<Extent*> SlotFetches::fetch_once(std::span<Extent* const> extents, LateFetches* late) {
   std::vector<const Extent*> left_cold;
   {
@@ -343,7 +344,8 @@ void SlotFetches::note_room_taken(Fetch* fetch) {
   fetch->begun_at = timestamp();
 }
 
-// Returns whether all of it was read.
+// Reads the slots into the scratch pages, and moves each extent in once its slot is read. Returns
+// whether all were read.
 bool SlotFetches::read_back(const std::vector<Fetch>& fetches,
                             std::vector<const Extent*>* left_cold, const NextRead& next_read) {
   std::vector<SlotRead> reads;

@@ -140,8 +140,8 @@ void UnannouncedWrites::keep_reserve(bool is_writing) {
   if (budget.needs_attention()) heap_.call_attention();
 }
 
-// Note [Pace of unannounced writes]. The slow pace ends when a pass has made all of the headroom
-// free, or when the writes have ended.
+// Sets the pace (Note [Pace of unannounced writes]). The slow one ends when a pass has made all of
+// the headroom free, or when the writes have ended.
 void UnannouncedWrites::set_pace(bool has_found) {
   const Budget& budget = heap_.budget();
   const uint64_t headroom_bytes = headroom_of(budget.limit());
@@ -233,7 +233,8 @@ EvictionResult UnannouncedWrites::evict_again(uint64_t bytes, bool takes_all) {
   return total;
 }
 
-// For a moment, what has to be merged is in memory twice. Only pages that were written become free.
+// Fetches a batch and evicts it again. For a moment, what has to be merged is in memory twice. Only
+// pages that were written become free.
 EvictionResult UnannouncedWrites::evict_batch(const std::vector<Written>& batch) {
   if (batch.empty()) return {};
   std::vector<Extent*> extents;

@@ -61,8 +61,8 @@ class Flights {
   bool are_together(const Extent* one, const Extent* other) TENCACHE_EXCLUDES(mutex_);
   /// Waits for the flight of the extent. Returns false when it is in none.
   bool await(const Extent* extent) TENCACHE_EXCLUDES(mutex_);
-  /// Waits for the oldest flight, and returns true. False, without a wait, where there are fewer
-  /// than two: another is to be queued behind the first.
+  /// Waits for the oldest flight, and returns true. Returns false, without a wait, where there are
+  /// fewer than two: another is to be queued behind the first.
   bool wait_for_oldest() TENCACHE_EXCLUDES(mutex_);
   /// Lands what has arrived; waits for all flights if it may.
   void settle(bool may_wait) TENCACHE_EXCLUDES(mutex_);

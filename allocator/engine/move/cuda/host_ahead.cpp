@@ -64,7 +64,7 @@ void HostAhead::make_headroom() {
   }
 }
 
-// A slot that cannot be read is left to the op that needs it.
+// Reads ahead (Note [Reading ahead]). A slot that cannot be read is left to the op that needs it.
 void HostAhead::read() {
   bool lacks_room = true;
   for (int round = 0; lacks_room && !is_stopping_ && round < kReadRoundsMax; ++round) {

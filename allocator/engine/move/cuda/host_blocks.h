@@ -36,7 +36,8 @@ class HostBlocks {
   /// Takes a block as far as that is quick. Returns none where host memory has to grow or a
   /// demotion has to make room.
   HostBlock take_at_once(uint64_t bytes);
-  /// Takes a block once there is room for it. kUnavailable where a later try may find room.
+  /// Takes a block once there is room for it. Fails with kUnavailable where a later try may find
+  /// room.
   Result<HostBlock> take(uint64_t bytes);
   /// Takes a block, beyond the budget if need be: an op cannot be told that there is no room.
   Result<HostBlock> take_for_op(uint64_t bytes);

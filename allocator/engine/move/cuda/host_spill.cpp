@@ -17,10 +17,12 @@
 namespace tencache {
 namespace {
 
-// Target duration of a batch: it keeps the disk busy and bounds the wait.
+// The target duration of a batch, which keeps the disk busy and bounds the wait, and a cap on its
+// target bytes.
 constexpr double kBatchS = 20e-3;
 constexpr uint64_t kBatchBytesMax = 32 * kMiB;
-// A batch that was called off may free nothing, and says nothing about the next one.
+// At most this many batches are tried. One that was called off may free nothing, and says nothing
+// about the next one.
 constexpr int kTriesMax = 8;
 // The speed of a disk that was not measured.
 constexpr double kUnknownDiskBytesPerS = 2e9;

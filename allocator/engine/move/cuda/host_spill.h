@@ -84,7 +84,7 @@ class HostSpill {
   /// The extents that are cold now. Nobody has claimed them yet: each may be freed meanwhile, and
   /// allocated anew.
   std::vector<ColdExtent> cold_extents() TENCACHE_EXCLUDES(plan_mutex_);
-  /// How much of what is cold is to lie on disk, too. 0 if there is no plan.
+  /// How much of what is cold is to lie on disk, too. Returns 0 if there is no plan.
   uint64_t copy_ahead_bytes() TENCACHE_EXCLUDES(plan_mutex_);
   /// Writes this many bytes, a batch at most, of the extents that are needed last to slots, and
   /// leaves them their blocks. Returns false where the disk has no room for all of it: no slot is

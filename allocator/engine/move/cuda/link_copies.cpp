@@ -22,13 +22,13 @@ bool is_worth_a_kernel(uint64_t engine_ns, uint64_t kernel_ns) {
 
 }  // namespace
 
-// A kernel that is refused is not used.
 Status LinkCopies::measure(CUdeviceptr address, const HostBlock& block) {
   Times best;
   TENCACHE_RETURN_IF_ERROR(time_copies(address, block).move_to(&best));
   if (kernel_ != nullptr && block.is_pinned) {
     kernel_out_ = kernel_in_ = kernel_;
     const Result<Times> by_kernel = time_copies(address, block);
+    // A kernel that is refused counts as endlessly slow, so it is not used.
     const Times times = by_kernel.is_ok() ? by_kernel.value() : Times{~0ull, ~0ull};
     kernel_out_ = is_worth_a_kernel(best.out_ns, times.out_ns) ? kernel_ : nullptr;
     kernel_in_ = is_worth_a_kernel(best.in_ns, times.in_ns) ? kernel_ : nullptr;

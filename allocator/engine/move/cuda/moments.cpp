@@ -33,7 +33,8 @@ MomentPtr Moments::mark_users(std::span<const MoveRequest> requests) {
   return moment;
 }
 
-// A use after the claim needs no moment: its thread calls the eviction off.
+// Only uses before the claim matter here: a thread that uses the extent later calls the eviction
+// off.
 MomentPtr Moments::after_uses(const MoveRequest& request) {
   const auto& extent = static_cast<const CudaExtent&>(*request.extent);
   if (extent.is_recorded.load(std::memory_order_relaxed)) return nullptr;

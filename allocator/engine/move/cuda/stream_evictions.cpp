@@ -189,7 +189,7 @@ bool StreamEvictions::keeps_link_busy(const std::deque<Part>& under_way) const {
   return bytes_of(under_way) - under_way.front().bytes() >= kPartsBehind * link_.bytes_at_once();
 }
 
-// Phases 3 and 4. Extents that are presumed clean wait for no copy.
+// Takes the oldest part through phases 3 and 4. Extents that are presumed clean wait for no copy.
 void StreamEvictions::finish_oldest(Run* run) {
   Part part = std::move(run->under_way.front());
   run->under_way.pop_front();
@@ -276,7 +276,7 @@ void StreamEvictions::queue(Part& part, Run* run) {
   queue_copies(part.dirty, run);
 }
 
-// The copies wait for all hashes of the part, and so for the users.
+// Queues the hashes, and lets the copies wait for all hashes of the part, and so for the users.
 void StreamEvictions::queue_hashes(std::vector<Eviction>& evictions, Run* run) {
   let_wait_for_users(*parts_.streams.hash, evictions, run);
   for (size_t index = 0; index < evictions.size(); ++index) {
@@ -318,7 +318,8 @@ void StreamEvictions::wait_until_idle() {
   (void)parts_.streams.out->wait_until_idle();
 }
 
-// An extent that is presumed clean waits for its users only.
+// Queues the copy, where one is needed, and a mark behind it. An extent that is presumed clean
+// waits for its users only.
 Status StreamEvictions::queue_copy(Eviction& eviction) {
   const CudaExtent* extent = eviction.extent;
   if (eviction.needs_copy) {

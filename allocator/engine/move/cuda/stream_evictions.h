@@ -131,6 +131,7 @@ class StreamEvictions {
                     std::optional<PendingHash>* hash) const;
   Status queue_copy(Eviction& eviction);
   void fail_from(size_t first, const Status& failure, std::vector<Eviction>& evictions, Run* run);
+  // The waiting in phases 2 and 3.
   void wait_until_idle();
   void let_wait_for_users(CopyStream& stream, std::vector<Eviction>& evictions, Run* run);
   Status let_wait(CopyStream& stream, const std::vector<Eviction>& evictions);

@@ -20,8 +20,8 @@ void StreamEvictions::wait_until_done(std::vector<Eviction>& evictions, Run* run
   });
 }
 
-// On a mismatch, an eviction that relied on an old copy is tried again. Otherwise somebody is
-// writing the extent, so it stays.
+// Proves that the bytes are below, and lets the extents leave. On a mismatch, an eviction that
+// relied on an old copy is tried again. Otherwise somebody is writing the extent, so it stays.
 void StreamEvictions::prove_and_leave(std::vector<Eviction>& evictions, Run* run) {
   await_recorded(evictions, run);
   seal(evictions);
@@ -107,8 +107,9 @@ void StreamEvictions::leave(const Eviction& eviction, Run* run) {
   parts_.ledger.count_departure(departure, &run->result);
 }
 
-// A copy that was begun is worth nothing once the extent may be written again, and an older one is
-// worth nothing once the extent was freed, even if it was allocated anew.
+// Lets the extent stay, and gives up copies of it that are worth nothing now. One that was begun is
+// worth nothing once the extent may be written again. An older one is worth nothing once the extent
+// was freed, even if the extent was allocated anew.
 void StreamEvictions::abandon(const Eviction& eviction) {
   CudaExtent* extent = eviction.extent;
   const bool is_freed =

@@ -107,8 +107,8 @@ bool StreamFetches::await_bytes(CudaExtent* extent, StreamSet streams, LateFetch
       std::this_thread::yield();  // it is about to take off, or has just landed
       continue;
     }
-    // A busy cold extent is being demoted or copied, which our pin calls off, or read back. This
-    // waits for the end of that.
+    // Nobody brings a cold extent that is not busy. A busy one is being demoted or copied, which
+    // our pin calls off, or read back; the wait below lasts until that ends.
     if (state == ExtentState::kCold && (word & kFlagBusy) == 0) return false;
     // The extent was freed meanwhile: a launch may pass on stale addresses, and that memory was not
     // needed.

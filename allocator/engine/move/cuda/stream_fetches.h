@@ -70,13 +70,13 @@ class StreamFetches {
   StreamFetches(const StreamFetches&) = delete;
   StreamFetches& operator=(const StreamFetches&) = delete;
 
-  /// These do the work of Mover::fetch and Mover::prefetch. Where the driver refuses, the extent
-  /// stays cold; the first time on demand, a warning says so.
+  /// These two do the work of Mover::fetch and Mover::prefetch. Where the driver refuses, the
+  /// extent stays cold; the first time that this happens on demand, a warning says so.
   void fetch(std::span<Extent* const> extents, StreamSet streams, OpWait* wait);
   uint64_t prefetch(RequestSource& requests);
 
  private:
-  // On demand.
+  // Fetches on demand.
   std::vector<Extent*> fetch_once(std::span<Extent* const> extents, StreamSet streams, int* tries,
                                   OpWait* wait);
   bool is_apart(const Extent* last_late, const Extent* extent);
@@ -85,10 +85,10 @@ class StreamFetches {
   std::vector<CudaExtent*> bring_as_room_comes(std::span<CudaExtent* const> claimed,
                                                StreamSet streams);
   size_t take_room(std::span<CudaExtent* const> extents, bool one_by_one, StreamSet streams);
-  // Ahead of use.
+  // Fetches ahead of use.
   static bool claim_when_demoted(Extent* extent);
   void bring_ahead(std::span<CudaExtent* const> extents);
-  // Phase 3 of both.
+  // Phase 3 of both kinds of fetches.
   void bring(FetchBatch* batch);
   void bring_directly(FetchBatch* batch, CopyStream& stream);
   void map_frames(std::vector<CudaExtent*>& extents, FetchBatch* batch);

@@ -61,7 +61,7 @@ struct DeviceKernels {
 
 class StreamMover final : public Mover {
  public:
-  /// All but the streams outlive the mover, which owns the streams.
+  /// All arguments but the streams outlive the mover, which owns the streams.
   StreamMover(CudaHeap& heap, CopyStreams streams, const TiersBelow& below,
               const DeviceKernels& kernels, Stats& stats);
   /// Waits for the copies under way. REQUIRES: no thread uses the mover any more.

@@ -30,8 +30,8 @@ struct CopyStreams {
   std::unique_ptr<CopyStream> in_ahead;
   StreamSet eviction_numbers = kNoStreams;  // of the two that read what may be freed meanwhile
 
-  /// REQUIRES: the program's streams have no numbers yet, so that each of these gets a bit of its
-  /// own. Copies to pinned host memory heed `pause`. Where it is null, they go on.
+  /// Copies to pinned host memory heed `pause`. Where `pause` is null, they go on. REQUIRES: the
+  /// program's streams have no numbers yet, so that each stream made here gets a bit of its own.
   static Result<CopyStreams> create(const Gpu& gpu, StreamMarks& marks, StreamNumbers& numbers,
                                     const CopyPause* pause);
 };
