@@ -27,7 +27,7 @@ size_t place_of(CUfunction kernel) {
   return ((key >> 4) ^ (key >> 12)) % kRecentCount;
 }
 
-// Lists the arguments in order; returns false if the function refuses the handle.
+// Lists the arguments in order. Returns false if `info` is null or refuses the handle.
 bool list_arguments(ArgumentInfo info, CUfunction kernel, KernelLayout* layout) {
   if (info == nullptr) return false;
   for (size_t index = 0;; ++index) {

@@ -141,7 +141,8 @@ def check(clang_tidy: Path, unit: list[dict[str, str]]) -> tuple[bool, str]:
             capture_output=True,
             text=True,
         )
-    # stderr counts suppressed warnings; it matters only if clang-tidy itself failed.
+    # stderr counts suppressed warnings. It says more only if clang-tidy itself failed; then stdout
+    # is empty.
     return done.returncode == 0, done.stdout + (done.stderr if not done.stdout else "")
 
 

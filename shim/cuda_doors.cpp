@@ -15,7 +15,7 @@ namespace tencache::shim {
 namespace {
 
 // PyTorch replaces an allocator if the new priority is at least the current one. Its own allocators
-// have 0.
+// have priority 0, so this one replaces any.
 constexpr uint8_t kPriorityMax = 255;
 
 std::atomic<cudaStream_t (*)(c10::DeviceIndex)> current_stream_of{nullptr};

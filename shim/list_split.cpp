@@ -170,9 +170,9 @@ class ChunkFinder {
   std::unordered_set<const void*> in_run_;
 };
 
-// Whether the list that is written last ("out") shares memory with another position of any list or
-// with a tensor that is passed whole, or holds the same memory twice. Then a chunk could overwrite
-// what a later chunk still reads.
+// Whether a list that is written after everything is read ("out") shares memory with another
+// position of any list or with a tensor that is passed whole, or holds the same memory twice. Then
+// a chunk could overwrite what a later chunk still reads.
 bool out_overlaps(const SplitPlan& plan, Values arguments) {
   std::unordered_map<const void*, size_t> position_of_out;
   for (const size_t index : plan.out_arguments) {
@@ -200,8 +200,8 @@ bool out_overlaps(const SplitPlan& plan, Values arguments) {
   return false;
 }
 
-// Whether the values meet the rules that the schema cannot express. If not, the stock kernel gets
-// the call unchanged and raises its own errors.
+// Whether the call may be split, as far as the schema cannot tell. If it may not, the stock kernel
+// gets it unchanged, and raises its own errors if the values are wrong.
 bool values_fit(const SplitPlan& plan, Values arguments) {
   const size_t length = arguments[plan.tensor_lists.front()].toListRef().size();
   if (length < 2) return false;

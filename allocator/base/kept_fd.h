@@ -54,8 +54,8 @@ class FileIdentity {
   std::optional<Place> place_;
 };
 
-/// Keeps a file from going while its descriptors may be closed: it maps a page of the file, which
-/// nobody can read or write. So no other file gets its inode number.
+/// A hold that keeps a file from going while its descriptors may be closed. It maps a page of the
+/// file that nobody can read or write, so no other file gets the inode number.
 class FileHold {
  public:
   FileHold() = default;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // WriteBarrier: what stops a write to an extent while the extent is write-protected, during the
-// last, short part of an eviction or a merge. A SIGSEGV handler lets the writing thread wait until
-// the window is over; then the thread repeats the instruction. The handler does nothing else: no
-// copy, no lock, no allocation.
-// Faults that are not ours go to the program's handler (platform/fault_chain.h).
+// last, short part of an eviction or a merge (the window). A SIGSEGV handler lets the writing
+// thread wait until the window is over; then the thread repeats the instruction. The handler does
+// nothing else: no copy, no lock, no allocation. Faults that are not ours go to the program's
+// handler (platform/fault_chain.h).
 //
 // Others install their own handlers at any time. So a thread that opens a window first calls
 // ensure_installed(), which puts ours in front. A thread that has SIGSEGV blocked gets no handler:

@@ -54,7 +54,7 @@ namespace {
 // slow piece does not idle the disk at once.
 constexpr unsigned kWindowPerDepth = 2;
 
-// A submission that the kernel refuses for the moment is repeated this often.
+// A submission that the kernel refuses for the moment is tried at most this often.
 constexpr unsigned kSubmitAttemptsMax = 1000;
 
 // The kernel takes at most 1 GiB as one registered buffer.

@@ -136,7 +136,7 @@ Trace stack_of_four(uint64_t compute_ns) {
 }
 
 TEST(BoundTest, WhatAWindowWritesAndLeavesBehindHasToGo) {
-  // Two of the four fit. Two are written in the first half, and read in the second.
+  // Two of the four fit. The other two leave in the first half, and come back in the second.
   EXPECT_NEAR(bound_ns(stack_of_four(0), {20, 1e9, 1e9}), 40, 1);
   EXPECT_NEAR(bound_ns(stack_of_four(0), {20, 1e9, 5e8}), 60, 1) << "writes take twice as long";
   // Nothing leaves before the first op ends; the last op computes when all is there. Between the

@@ -45,7 +45,7 @@ void lead_to(Extent& extent, ExtentState state) {
 const ExtentState kAllStates[] = {kVacant, kCached,   kResident, kEvicting, kSealing,
                                   kCold,   kFetching, kMerging,  kArriving};
 
-// Transitions that may be refused: where each is taken, and where it leads.
+// Some transitions may be refused. The table says where each is taken, and where it leads.
 TEST(ExtentTest, ClaimsAreTakenInTheirStatesOnly) {
   struct Claim {
     const char* name;

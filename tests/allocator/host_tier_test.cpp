@@ -159,7 +159,7 @@ TEST(HostTierTest, TheBudgetIsHard) {
   for (const HostBlock& block : {first, last, again}) tier->release(block);
 }
 
-// Tensors that grow a little with each step, as caches of keys and values do.
+// Some tensors grow a little with each step, as caches of keys and values do.
 TEST(HostTierTest, FreeChunksMakeWayForBlocksThatTheyCannotHold) {
   FakePinner pinner;
   const auto tier = make_tier({.budget_bytes = 16 * kMiB, .chunk_bytes = kMiB, .pinner = &pinner});

@@ -91,7 +91,7 @@ TEST_F(PlanJsonTest, TwoInTurnOnOnePlace) {
       "peak_bytes": 20, "largest_op_bytes": 10})"));
 }
 
-// Three tensors in turn, one place on the device and one in host memory.
+// Three tensors are used in turn. The device has room for one, and host memory for another.
 TEST_F(PlanJsonTest, WhatHostMemoryDoesNotHoldGoesToDisk) {
   Trace trace = two_in_turn();
   trace.ops.push_back({0, 100, {{2, true}}});

@@ -113,7 +113,8 @@ TEST(SimulatorTest, WhatIsUnderWayAtTheBorderIsSeenOnBothSides) {
   EXPECT_EQ(result.migrations[2].begin_ns, 300);
 }
 
-// Three tensors in turn and room for two: by the plan each is away while the other two are there.
+// Three tensors are used in turn, and there is room for two. By the plan each is away while the
+// other two are there.
 TEST(SimulatorTest, PlannedMovesHideBehindCompute) {
   Trace trace;
   trace.op_names = {"op"};

@@ -41,7 +41,8 @@ class DeviceWaits {
   };
   static constexpr int kPartsMax = 16;
 
-  /// `timer` is null where the threads are the device; it and `stats` outlive this object.
+  /// `timer` is null on the cpu backend, where the threads compute; it and `stats` outlive this
+  /// object.
   DeviceWaits(OpTimer* timer, Stats& stats) : timer_(timer), stats_(stats) {}
 
   /// Call before the calling thread waits for what these streams need.

@@ -70,8 +70,8 @@ enum class FetchTime : uint8_t {
   kAtClose,  // the op is only queued while it is open; what it allocates comes first
 };
 
-/// Carries out what the cursor's place in a plan calls for. All calls but evict() come with the
-/// cursor's lock held.
+/// What carries out the moves that the cursor's place in a plan calls for. All calls but evict()
+/// come with the cursor's lock held.
 class PlanSink {
  public:
   virtual ~PlanSink() = default;

@@ -51,8 +51,9 @@ class CopyPause {
   CopyPause(const CopyPause&) = delete;
   CopyPause& operator=(const CopyPause&) = delete;
 
-  /// Work that is queued in the stream from now on begins when no thread pauses. Where the driver
-  /// refuses, it begins at once, which is correct, too.
+  /// Work that is queued in the stream from now on begins when no thread makes copies pause, or
+  /// when they have paused for too long. Where the driver refuses, it begins at once, which is
+  /// correct, too.
   void hold_back(CUstream stream) const;
 
   /// While it lives, copies pause.

@@ -300,7 +300,8 @@ TEST_F(CudaEngineTest, LandedWhileAnOpLooksForItIsEarly) {
   EXPECT_EQ(engine_->stats().wasted_fetches, 0u);
 }
 
-// An extent freed in any state: its bytes are dropped, its memory is reused once that is safe.
+// In whatever state an extent is freed, its bytes are dropped, and its memory is reused once that
+// is safe.
 TEST_F(CudaEngineTest, FreeInEveryState) {
   start({}, {.to_device_bytes_per_s = 256 * kMiB, .to_host_bytes_per_s = 256 * kMiB});
   char* cold = allocate();

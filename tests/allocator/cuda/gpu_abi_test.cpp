@@ -420,7 +420,7 @@ TEST_F(GpuAbiTest, RefusalsSayWhy) {
   EXPECT_DEATH(tencache_gpu_free(gpu_, static_cast<char*>(block) + 512), "freed");
 }
 
-// The driver is that of this machine: there is none, or the runtime was not started.
+// Opening fails because this machine has no driver, or because the runtime was not started.
 TEST_F(GpuAbiTest, OpeningTellsWhyItCannot) {
   EXPECT_EQ(tencache_open_gpu(0, 1.0, &error_), nullptr);
   EXPECT_TRUE(error_.code == TENCACHE_UNAVAILABLE || error_.code == TENCACHE_FAILED_PRECONDITION)

@@ -20,7 +20,7 @@ namespace {
 
 bool is_cubin(const void* image) { return memcmp(image, ELFMAG, SELFMAG) == 0; }
 
-// The contents of a cubin, or of PTX text, which begins with a comment.
+// The contents of a cubin, or of PTX text.
 std::string_view text_of(const void* image) {
   if (!is_cubin(image)) return static_cast<const char*>(image);
   Elf64_Ehdr header;
@@ -44,6 +44,7 @@ std::vector<std::string> kernels_of(const void* image) {
 }  // namespace
 
 CUresult load_module(SimulatedDriver& driver, CUmodule* module, const void* image) {
+  // PTX text begins with a comment.
   if (image == nullptr || (!is_cubin(image) && !text_of(image).starts_with("//"))) {
     return driver.api().cuModuleLoadData(module, image);
   }

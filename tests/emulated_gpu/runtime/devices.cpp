@@ -147,8 +147,8 @@ EMULATED_PUBLIC cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int pe
   *can = has_peers() && device != peer ? 1 : 0;
   return cudaSuccess;
 }
-// What cudaMalloc gives is open to peers anyway. CUDA returns this error for a peer whose memory
-// cannot be reached.
+// What cudaMalloc gives is open to peers anyway. CUDA returns cudaErrorInvalidDevice for a peer
+// whose memory cannot be reached.
 EMULATED_PUBLIC cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   return note(has_peers() && has_device(peer) ? cudaSuccess : cudaErrorInvalidDevice);
 }

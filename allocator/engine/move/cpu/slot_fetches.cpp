@@ -327,7 +327,7 @@ void SlotFetches::await_room(std::span<Fetch> fetches) {
 }
 
 bool SlotFetches::try_take_room(Fetch* fetch) {
-  // Pages that are cached later could not be added.
+  // Cached pages are taken once: those that are cached later could not be added to the others.
   if (fetch->room_bytes == 0 && heap_.may_have_room(fetch->extent->bytes)) furnish(fetch);
   const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
   if (lacking_bytes > 0) {

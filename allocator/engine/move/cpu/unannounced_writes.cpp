@@ -179,8 +179,8 @@ bool UnannouncedWrites::count() {
   return has_found;
 }
 
-// The answer is a guess, since the extent may come back meanwhile: of a resident one every page is
-// private.
+// The answer is a guess: the extent may come back meanwhile, and then every page is private and
+// seems written.
 bool UnannouncedWrites::seems_written(const ListedExtent& listed, uint64_t before) const {
   // An extent that was written as a whole stays so until it is no longer cold.
   if (listed.extent->state() != ExtentState::kCold || before == listed.bytes) return false;
