@@ -3,9 +3,10 @@
 """Runs clang-tidy over the sources of a compile database, one process for each core.
 
 Most of the time goes into headers, so clang-tidy reads up to sixteen sources of a folder in one
-piece, as the build does (TENCACHE_UNITY).
+piece, as the build does (TENCACHE_UNITY). The static analyzer follows calls from one of them into
+another, so the pieces do not depend on which sources are given.
 
-A clean file is skipped until it, a project header that it includes, its compile command,
+A clean piece is skipped until a file of it, a project header that it includes, its compile command,
 .clang-tidy, or clang-tidy's version or arguments change. A file beside the database remembers which
 files are clean.
 
@@ -163,20 +164,20 @@ def main(build: Path, folders: list[Path]) -> int:
     clean = set(json.loads(memory_path.read_text())) if memory_path.exists() else set()
     configuration = configuration_of(clang_tidy)
     # The marks are of every file, so that we remember files that this call does not check.
-    marks = {
-        entry["file"]: fingerprint(entry, configuration) for entry in selected(database, [ROOT])
-    }
+    every_entry = selected(database, [ROOT])
+    marks = {entry["file"]: fingerprint(entry, configuration) for entry in every_entry}
     pending = [entry for entry in entries if marks[entry["file"]] not in clean]
     print(f"{len(entries)} files, {len(entries) - len(pending)} of them unchanged", flush=True)
 
-    pieces = units(pending)
+    pieces = [unit for unit in units(every_entry) if any(entry in pending for entry in unit)]
+    total = sum(len(unit) for unit in pieces)
     done = failed = 0
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         results = pool.map(check, itertools.repeat(clang_tidy), pieces)
         for unit, (is_clean, text) in zip(pieces, results, strict=True):
             done += len(unit)
             names = " ".join(os.path.relpath(entry["file"], ROOT) for entry in unit)
-            print(f"[{done}/{len(pending)}] {names}", flush=True)
+            print(f"[{done}/{total}] {names}", flush=True)
             if is_clean:
                 clean.update(marks[entry["file"]] for entry in unit)
             else:

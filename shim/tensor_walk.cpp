@@ -78,7 +78,7 @@ void install_tensor_walk() { arena = tencache_get_arena(); }
 AccessList::~AccessList() { std::free(grown_); }
 
 void AccessList::grow() {
-  const uint32_t capacity = capacity_ * 2;
+  const uint32_t capacity = std::max(capacity_, kInlineCount) * 2;
   auto* larger = static_cast<tencache_access*>(std::malloc(capacity * sizeof(tencache_access)));
   if (larger == nullptr) throw std::bad_alloc();
   std::memcpy(larger, data(), count_ * sizeof(tencache_access));
