@@ -53,7 +53,6 @@ void TickLog::take(uint32_t thread, const Event& event) {
     case EventKind::kAllocate: {
       if (ticks_.empty()) return;
       std::vector<uint64_t>& births = ticks_.back().births;
-      if (births.empty()) move_deaths_back();
       // A program that allocates on and on and names none of it has nothing to learn from.
       if (births.size() == kBirthsMax) return clear();
       lives_[event.extent_id] = {event.bytes, end() - 1, static_cast<uint32_t>(births.size()),
@@ -80,25 +79,6 @@ void TickLog::take(uint32_t thread, const Event& event) {
     case EventKind::kOpEnd:
       return;
   }
-}
-
-// Lets what the newest tick has freed by now, and does not name itself, end with the tick before.
-// Those extents were gone before the newest tick allocates anything, so they must not seem to exist
-// at once with what it allocates.
-void TickLog::move_deaths_back() {
-  if (ticks_.size() < 2) return;
-  LoggedTick& newest = ticks_.back();
-  const auto is_named = [&newest](uint64_t extent_id) {
-    return std::ranges::find(newest.accesses, extent_id, &LoggedAccess::extent_id) !=
-           newest.accesses.end();
-  };
-  const auto moved = std::ranges::stable_partition(newest.deaths, is_named);
-  std::vector<uint64_t>& before = ticks_[ticks_.size() - 2].deaths;
-  for (const uint64_t extent_id : moved) {
-    lives_[extent_id].freed = end() - 2;
-    before.push_back(extent_id);
-  }
-  newest.deaths.erase(moved.begin(), moved.end());
 }
 
 void TickLog::take_access(OpenOp& open, const Event& event) {

@@ -6,8 +6,7 @@
 // marks.
 //
 // Ticks are numbered from 0 and keep their numbers. An allocation or a free belongs to the tick
-// that began last. But what a tick frees before its first allocation, and does not name, belongs to
-// the tick before.
+// that began last.
 //
 // Threads: the log belongs to one thread (the learner's).
 #pragma once
@@ -112,7 +111,6 @@ class TickLog {
 
   void take(uint32_t thread, const Event& event);
   void take_access(OpenOp& open, const Event& event);
-  void move_deaths_back();
   void forget_oldest();
   void clear();
 

@@ -94,38 +94,6 @@ TEST_F(TickLogTest, TellsLivesWaitsAndMarks) {
   EXPECT_EQ(log_.marks()[0], 2u);
 }
 
-// An op often frees its temporaries right after its last tick began, and then allocates others.
-TEST_F(TickLogTest, WhatGoesBeforeATickAllocatesGoesWithTheTickBefore) {
-  record(EventKind::kOpBegin, 0, 0, 1);
-  record(EventKind::kRead, 5, 4096);
-  record(EventKind::kAllocate, 6, 4096);
-  record(EventKind::kAllocate, 7, 4096);
-  record(EventKind::kAllocate, 8, 4096);
-  record(EventKind::kOpBegin, 0, 0, 1);
-  record(EventKind::kRead, 6, 4096);
-  record(EventKind::kFree, 7, 4096);
-  record(EventKind::kFree, 6, 4096);
-  record(EventKind::kAllocate, 9, 4096);
-  record(EventKind::kFree, 8, 4096);
-  record(EventKind::kAllocate, 10, 4096);
-  flush();
-  EXPECT_EQ(log_.life(7)->freed, 0u);
-  EXPECT_EQ(log_.life(6)->freed, 1u) << "the tick names it";
-  EXPECT_EQ(log_.life(8)->freed, 1u) << "it existed beside 9";
-  EXPECT_EQ(log_.deaths(0).size(), 1u);
-  EXPECT_EQ(log_.deaths(1).size(), 2u);
-}
-
-TEST_F(TickLogTest, WhatGoesStaysWithItsTickWhereNothingIsAllocated) {
-  record(EventKind::kOpBegin, 0, 0, 1);
-  record(EventKind::kRead, 5, 4096);
-  record(EventKind::kOpBegin, 0, 0, 1);
-  record(EventKind::kRead, 6, 4096);
-  record(EventKind::kFree, 5, 4096);
-  flush();
-  EXPECT_EQ(log_.life(5)->freed, 1u);
-}
-
 TEST_F(TickLogTest, AStepThatEndsBeforeTheFirstTickIsNoMark) {
   record(EventKind::kStep);
   flush();
