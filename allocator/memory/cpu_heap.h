@@ -83,9 +83,6 @@ class CpuHeap final : public Heap {
   /// Drops what is cached beyond what is worth keeping (memory/live_peak.h). Call before this many
   /// fresh bytes are reserved.
   void bound_cache(uint64_t fresh_bytes) TENCACHE_EXCLUDES(mutex_);
-  /// Reserves room, also that of cached memory and padding, which are dropped for it. Returns false
-  /// where all of it does not suffice.
-  bool try_reserve_cached(uint64_t bytes) TENCACHE_EXCLUDES(mutex_);
   bool can_use_any_cached() const override { return arena_.can_keep_source(); }
 
   /// Makes a place for the pages of an extent that leaves: Vacant, with addresses but without room.

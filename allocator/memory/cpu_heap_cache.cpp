@@ -88,13 +88,6 @@ void CpuHeap::bound_cache(uint64_t fresh_bytes) {
   if (used > allowed) drop_cached_extents(std::min(used - allowed, cached_bytes()));
 }
 
-bool CpuHeap::try_reserve_cached(uint64_t bytes) {
-  while (!budget_.try_reserve(bytes)) {
-    if (!may_have_room(bytes) || drop_cached_extents(budget_.lacking(bytes)) == 0) return false;
-  }
-  return true;
-}
-
 // Drops cached extents, oldest first. One that has more than is left to drop, rounded up to
 // granules, gives only its front. Padding goes last.
 uint64_t CpuHeap::drop_cached_extents(uint64_t bytes) {

@@ -11,7 +11,6 @@
 #include "base/sanitizers.h"
 #include "memory/cpu_heap.h"
 #include "support/accessible.h"
-#include "support/listed_requests.h"
 #include "support/random.h"
 #include "support/test_engine.h"
 
@@ -125,26 +124,6 @@ TEST_F(HeapCutsTest, PaddingGoesWhereRoomIsNeeded) {
   EXPECT_EQ(extent[3 * kMiB - 1], 1);
   EXPECT_FALSE(is_readable(extent + 3 * kMiB));
   EXPECT_EQ(engine_->heap().drop_cached(kMiB), 0u);
-}
-
-TEST_F(HeapCutsTest, PaddingGoesForAFetchAheadOfUse) {
-  char* cold = engine_.allocate(kMiB);
-  fill_pattern(cold, kMiB, 7);
-  ASSERT_TRUE(engine_.evict(cold));
-  engine_.free(neighbours({20 * kMiB})[0]);
-  char* extent = engine_.allocate(3 * kMiB);
-  ASSERT_EQ(engine_->heap().drop_cached(16 * kMiB), 16 * kMiB);
-  ASSERT_EQ(padding(extent), kMiB);
-  Budget& budget = engine_->budget();
-  const uint64_t filled_bytes = budget.free();
-  ASSERT_TRUE(budget.try_reserve(filled_bytes));
-  Extent* const wanted = engine_.extent(cold);
-  const std::vector<MoveRequest> requests = {{wanted, wanted->id, kMiB, timestamp()}};
-  EXPECT_EQ(prefetch(*engine_->mover(), requests), 1u);
-  EXPECT_TRUE(engine_.is_resident(cold));
-  EXPECT_EQ(padding(extent), 0u);
-  EXPECT_EQ(budget.used(), budget.limit());
-  budget.release(filled_bytes);
 }
 
 TEST_F(HeapCutsTest, WhatLeavesHasNone) {

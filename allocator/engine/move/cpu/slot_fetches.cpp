@@ -332,8 +332,7 @@ bool SlotFetches::try_take_room(Fetch* fetch) {
   const uint64_t lacking_bytes = fetch->extent->bytes - fetch->room_bytes;
   if (lacking_bytes > 0) {
     heap_.bound_cache(lacking_bytes);
-    // What is cached and could not be taken, such as padding, makes room all the same.
-    if (!heap_.try_reserve_cached(lacking_bytes)) return false;
+    if (!heap_.budget().try_reserve(lacking_bytes)) return false;
   }
   note_room_taken(fetch);
   return true;
