@@ -69,7 +69,7 @@ class Engine final : private PlanSink {
   }
   void free(void* address) {
     if (evictor_->is_armed()) {
-      const Extent* extent = heap().find(address);
+      Extent* extent = heap().find(address);
       if (extent != nullptr && !extent->is_slab) gate_->on_free(extent);
     }
     device_->free(address);

@@ -154,6 +154,29 @@ TEST_F(GateTest, InnerAllocationsArePinnedUntilTheOutermostOpEnds) {
   EXPECT_EQ(pins(inner), 0u);
 }
 
+TEST_F(GateTest, WhatAnOpFreesOfItsOwnServesOthersAtOnce) {
+  const GateScope op(engine_, {a_});
+  char* const kept = engine_.allocate(kBytes);
+  char* const freed = engine_.allocate(kBytes);
+  Extent* const extent = engine_.extent(freed);
+  {
+    const GateScope nested(engine_, {kept, freed});
+    engine_.free(freed);
+    EXPECT_EQ(Extent::pins_of(extent->load()), 1u) << "the nested op named it";
+  }
+  EXPECT_EQ(Extent::pins_of(extent->load()), 0u);
+  EXPECT_EQ(pins(kept), 1u);
+  EXPECT_EQ(engine_->heap().drop_cached(kBytes), kBytes);
+}
+
+TEST_F(GateTest, AThreadsFreeLeavesThePinsOfAnother) {
+  const GateScope op(engine_, {a_});
+  char* const inner = engine_.allocate(kBytes);
+  Extent* const extent = engine_.extent(inner);
+  std::thread([&] { engine_.free(inner); }).join();
+  EXPECT_EQ(Extent::pins_of(extent->load()), 1u);
+}
+
 TEST_F(GateTest, ExtentFreedInsideItsOpIsCachedAndTrimmedAfterIt) {
   {
     const GateScope op(engine_, {a_});

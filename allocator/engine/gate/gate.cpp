@@ -367,9 +367,25 @@ void Gate::on_allocate_block(Extent* slab) {
   if (!Extent::usable_in(Extent::state_of(word))) fetch({slab}, kNoStreams);
 }
 
-TENCACHE_HOT void Gate::on_free(const Extent* extent) {
+// Mostly the newest go first. The search is bounded: what it misses stays pinned until the op
+// closes.
+inline void Gate::unpin_freed(std::vector<Extent*>& pins, Extent* extent) {
+  const size_t end = pins.size() - std::min(pins.size(), kPinsSearched);
+  for (size_t index = pins.size(); index > end; --index) {
+    if (pins[index - 1] != extent) continue;
+    pins.erase(pins.begin() + static_cast<ptrdiff_t>(index - 1));
+    extent->unpin();
+    return;
+  }
+}
+
+// What an op frees of its own allocations is over. While it stayed pinned, nothing could take its
+// pages before the op closed, and a composite op may run for long after that.
+TENCACHE_HOT void Gate::on_free(Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return;
-  thread_ops().record(EventKind::kFree, timestamp(), 0, extent);
+  ThreadOps& thread = thread_ops();
+  thread.record(EventKind::kFree, timestamp(), 0, extent);
+  if (!thread.inner_pins.empty()) unpin_freed(thread.inner_pins, extent);
   if (recorder_.has_names()) [[unlikely]] {
     recorder_.end_name(extent->id);
   }
