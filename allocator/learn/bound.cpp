@@ -149,7 +149,8 @@ uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
   const WindowTimes from_middle = longest_windows(index, machine, trace.tick_count() / 2);
   uint64_t step_ns = std::max({read_ns, from_begin.step_ns, from_middle.step_ns});
   if (machine.is_half_duplex) {
-    step_ns = std::max(step_ns, read_ns + std::max(from_begin.write_ns, from_middle.write_ns));
+    const uint64_t write_ns = std::max(from_begin.write_ns, from_middle.write_ns);
+    step_ns = std::max(step_ns, machine.both_ns(read_ns, write_ns));
   }
   if (machine.host_bytes > 0) {
     const uint64_t room_bytes = machine.budget_bytes + machine.host_bytes;

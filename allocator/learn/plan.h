@@ -46,7 +46,10 @@ struct Machine {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
-  uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
+  // How much a half-duplex link carries at once, over what it carries in turn. A bound counts it,
+  // since a schedule may have both directions under way; the simulator does not.
+  double gain_of_both = 1;
+  uint64_t read_fixed_ns = 0;  // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
   // Processor time of a move, which a program that computes on all processors loses.
   double read_work_ns_per_byte = 0;
@@ -70,6 +73,10 @@ struct Machine {
   }
   uint64_t write_ns(uint64_t bytes) const {
     return write_fixed_ns + transfer_ns(bytes, write_bytes_per_s);
+  }
+  /// The least time for reads and writes on a half-duplex link, given the time of each alone.
+  uint64_t both_ns(uint64_t read_ns, uint64_t write_ns) const {
+    return static_cast<uint64_t>(static_cast<double>(read_ns + write_ns) / gain_of_both);
   }
   /// The same machine with links and disk at this share of their speed.
   Machine at_speed(double share) const {

@@ -204,7 +204,7 @@ class Windows {
     const uint64_t read_ns = transfer_ns(read_bytes(budget_bytes_), machine_.read_bytes_per_s);
     const uint64_t write_ns = transfer_ns(written_bytes(budget_bytes_), machine_.write_bytes_per_s);
     uint64_t step_ns = std::max(compute_ns_, with_computing(read_ns, write_ns));
-    if (machine_.is_half_duplex) step_ns = std::max(step_ns, read_ns + write_ns);
+    if (machine_.is_half_duplex) step_ns = std::max(step_ns, machine_.both_ns(read_ns, write_ns));
     if (machine_.host_bytes > 0) {
       const uint64_t room_bytes = budget_bytes_ + machine_.host_bytes;
       const uint64_t disk_read_ns =

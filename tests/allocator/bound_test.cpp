@@ -159,7 +159,10 @@ TEST(BoundTest, AHalfDuplexLinkCarriesOneAfterTheOther) {
   }
   EXPECT_NEAR(bound_ns(trace, {10, 1e9, 1e9}), 30, 1);
   // All three are read; when the period ends, two of those that it wrote are elsewhere.
-  EXPECT_NEAR(bound_ns(trace, {10, 1e9, 1e9, true}), 50, 1);
+  Machine machine = {10, 1e9, 1e9, true};
+  EXPECT_NEAR(bound_ns(trace, machine), 50, 1);
+  machine.gain_of_both = 1.25;
+  EXPECT_NEAR(bound_ns(trace, machine), 40, 1) << "so much more does it carry at once";
 }
 
 TEST(BoundTest, WhatNeitherTierHoldsPassesTheDisk) {

@@ -22,8 +22,8 @@ class DuplexMeter {
     uint64_t other_busy_ns;  // how long the other direction had been busy until then
   };
 
-  /// Call when a transfer begins, and end() when it ends. Threads may come in another order than
-  /// they read the clock.
+  /// Call when a transfer begins, and end() when it ends. The times of several threads
+  /// may arrive out of order.
   Begun begin(IoDirection direction, uint64_t now_ns) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     way(direction).begin(now_ns);
@@ -43,13 +43,18 @@ class DuplexMeter {
     if (beside_ns >= took_ns - border_ns) way(direction).beside.add(bytes, took_ns);
   }
 
-  /// Whether a plan had better let reads and writes take turns. Returns false until each direction
-  /// was seen alone and beside the other.
-  bool is_half_duplex() const TENCACHE_EXCLUDES(mutex_) {
+  /// How much both directions together carry at once, over what they carry in turn: 1 on a link
+  /// that they share, 2 where each has its own. Returns 0 until both have been seen both ways.
+  double gain_of_both() const TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const double read_share = read_.share_beside();
     const double write_share = write_.share_beside();
-    return read_share > 0 && write_share > 0 && read_share + write_share < kHalfDuplexShares;
+    return read_share > 0 && write_share > 0 ? read_share + write_share : 0;
+  }
+  /// Whether a plan had better let them take turns.
+  bool is_half_duplex() const TENCACHE_EXCLUDES(mutex_) {
+    const double gain = gain_of_both();
+    return gain > 0 && gain < kHalfDuplexGainMax;
   }
   /// Returns the speed while the other direction is idle, or `unknown` until enough has moved to
   /// tell.
@@ -62,10 +67,9 @@ class DuplexMeter {
   // A transfer counts as alone if the other direction was busy for at most one part in this many of
   // the transfer's time. It counts as beside the other if that was idle for no longer.
   static constexpr uint64_t kBorderPart = 8;
-  // A disk is half duplex if the shares of speed that its two directions keep beside each other add
-  // up to less than this. They add up to 1 where the directions share one speed, and to 2 where
-  // each has its own.
-  static constexpr double kHalfDuplexShares = 1.5;
+  // Below this gain they share a link. It lies well below 2, because moves beside each other also
+  // take processor time from each other.
+  static constexpr double kHalfDuplexGainMax = 1.25;
 
   static constexpr uint64_t since(uint64_t begin_ns, uint64_t end_ns) {
     return end_ns > begin_ns ? end_ns - begin_ns : 0;

@@ -4,7 +4,7 @@
 // how much is on its way ahead of use, whether a thread waits, and what came of evictions and
 // fetches.
 //
-// Threads: any; lock-free but for the log of single moves.
+// Threads: any; lock-free but for the log of single moves and the duplex meter.
 #pragma once
 
 #include <atomic>

@@ -51,6 +51,7 @@ Machine MachineMeter::measure() {
   machine.write_bytes_per_s = moves.write_speed.bytes_per_s(kUnknownBytesPerS);
   machine.is_half_duplex = moves.duplex.is_half_duplex();
   if (machine.is_half_duplex) {
+    machine.gain_of_both = std::max(1.0, moves.duplex.gain_of_both());
     // Where reads and writes take turns, each is as fast as if it were alone.
     machine.read_bytes_per_s =
         moves.duplex.bytes_per_s_alone(IoDirection::kRead, machine.read_bytes_per_s);
