@@ -3,9 +3,9 @@
 // Collectives outlive their op: the threads of a process group keep reading and writing the tensors
 // after a c10d op has returned, until its Work completes. Each c10d op that returns a Work gets a
 // kernel at the dispatch key BackendSelect. The kernel calls the original one. Until the Work
-// completes it then holds the tensors that the op names, and all memory allocated so far inside the
-// outermost op (the staging buffers of reduce_scatter, for example). Ops without a Work hold
-// nothing beyond the gate. The functional collectives call the c10d ops.
+// completes it then holds the tensors that the op names, and all memory that the outermost op
+// has allocated so far and not freed (the staging buffers of reduce_scatter, for example). Ops
+// without a Work hold nothing beyond the gate. The functional collectives call the c10d ops.
 //
 // We release a hold when its Work has completed or nobody else refers to the Work. NCCL's Works
 // must have completed: DDP keeps only their futures, while a stream still uses the tensors. Tensors

@@ -137,8 +137,9 @@ TENCACHE_API uint32_t tencache_register_op(const char* name);
 /* Begins an op on this thread. When this returns, every extent that the op reads or writes is
  * pinned until the matching close, and resident; on a GPU it may still be arriving, and the op's
  * stream waits for it. Memory that this thread allocates meanwhile is pinned too, until the
- * thread's outermost op closes. Calls nest, strictly last in, first out. The call never fails: it
- * waits, exceeds the budget (counted), or, if bytes are lost, ends the process with a message. */
+ * thread frees it or its outermost op closes. Calls nest, strictly last in, first out. The call
+ * never fails: it waits, exceeds the budget (counted), or, if bytes are lost, ends the process with
+ * a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
 /* Ends the op that this thread opened last. */
@@ -148,8 +149,9 @@ TENCACHE_API void tencache_gate_close(void);
 TENCACHE_API uint32_t tencache_gate_depth(void);
 
 /* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
- * that this thread's open outermost op has allocated so far. NULL if there is nothing to pin, as on
- * a GPU whose current stream captures a CUDA graph: what a graph uses stays resident.
+ * that this thread's open outermost op has allocated so far and not freed. NULL if there is nothing
+ * to pin, as on a GPU whose current stream captures a CUDA graph: what a graph uses stays
+ * resident.
  * tencache_unhold() releases the pins, on any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,

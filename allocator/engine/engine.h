@@ -68,11 +68,14 @@ class Engine final : private PlanSink {
     return allocation.value().address;
   }
   void free(void* address) {
+    // A pin goes only after the free, or the extent could leave while the op's own kernels use it.
+    Extent* pinned = nullptr;
     if (evictor_->is_armed()) {
       Extent* extent = heap().find(address);
-      if (extent != nullptr && !extent->is_slab) gate_->on_free(extent);
+      if (extent != nullptr && !extent->is_slab && gate_->on_free(extent)) pinned = extent;
     }
     device_->free(address);
+    if (pinned != nullptr) pinned->unpin();
   }
   /// Calls gate().open() for an op that queues its work in this stream.
   void open_op(uint32_t op, std::span<const Access> accesses, void* stream) {

@@ -175,6 +175,25 @@ TEST_F(GateTest, AThreadsFreeLeavesThePinsOfAnother) {
   Extent* const extent = engine_.extent(inner);
   std::thread([&] { engine_.free(inner); }).join();
   EXPECT_EQ(Extent::pins_of(extent->load()), 1u);
+  ASSERT_EQ(engine_.allocate(kBytes), inner);
+  EXPECT_EQ(pins(inner), 2u);
+  engine_.free(inner);
+  EXPECT_EQ(Extent::pins_of(extent->load()), 1u) << "which goes with the op";
+}
+
+TEST_F(GateTest, AmongVeryManyThePinOfWhatIsFreedGoesWithTheOp) {
+  Extent* extent = nullptr;
+  {
+    const GateScope op(engine_, {a_});
+    char* const first = engine_.allocate(2 * kBytes);
+    extent = engine_.extent(first);
+    std::vector<char*> others;
+    for (int count = 0; count < 300; ++count) others.push_back(engine_.allocate(kPageBytes));
+    engine_.free(first);
+    EXPECT_LE(Extent::pins_of(extent->load()), 1u);
+    for (char* other : others) engine_.free(other);
+  }
+  EXPECT_EQ(Extent::pins_of(extent->load()), 0u);
 }
 
 TEST_F(GateTest, ExtentFreedInsideItsOpIsCachedAndTrimmedAfterIt) {
@@ -211,7 +230,8 @@ TEST_F(GateTest, HoldOfNothingIsNull) {
   EXPECT_EQ(pins(a_), 0u);
 }
 
-// A collective may have freed some of its allocations before its Work is held.
+// A collective may have freed some of its allocations before its Work is held, also on another
+// thread.
 TEST_F(GateTest, HoldOfInnerAllocationsLeavesOutTheFreedOnes) {
   char* kept = nullptr;
   char* freed = nullptr;
@@ -220,12 +240,13 @@ TEST_F(GateTest, HoldOfInnerAllocationsLeavesOutTheFreedOnes) {
     const GateScope op(engine_, {a_});
     kept = engine_.allocate(2 * kBytes);
     freed = engine_.allocate(3 * kBytes);
-    engine_.free(freed);
+    std::thread([&] { engine_.free(freed); }).join();
+    engine_.free(engine_.allocate(4 * kBytes));
     hold = gate().hold({}, true);
   }
   ASSERT_NE(hold, nullptr);
   EXPECT_EQ(pins(kept), 1u);
-  EXPECT_EQ(engine_->heap().drop_cached(~uint64_t{0}), 3 * kBytes);
+  EXPECT_EQ(engine_->heap().drop_cached(~uint64_t{0}), 7 * kBytes);
   gate().unhold(hold);
   EXPECT_EQ(pins(kept), 0u);
   EXPECT_EQ(engine_.check_books(), "");

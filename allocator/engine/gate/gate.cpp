@@ -58,7 +58,7 @@ struct Gate::ThreadOps {
   std::vector<OpenOp> open_ops;
   std::vector<Extent*> pins;        // of what open ops name, a stack; of each op the slabs last
   std::vector<Extent*> slabs;       // of the op that is being opened
-  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
+  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened, and not freed here
   EventRing* ring = nullptr;
   // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count when the
   // copy was made.
@@ -367,28 +367,28 @@ void Gate::on_allocate_block(Extent* slab) {
   if (!Extent::usable_in(Extent::state_of(word))) fetch({slab}, kNoStreams);
 }
 
-// Mostly the newest go first. The search is bounded: what it misses stays pinned until the op
-// closes.
-inline void Gate::unpin_freed(std::vector<Extent*>& pins, Extent* extent) {
-  const size_t end = pins.size() - std::min(pins.size(), kPinsSearched);
+// Takes the extent off the list; returns whether it was there. Mostly the newest go first. The
+// search is bounded: what it misses stays pinned until the op closes.
+inline bool Gate::take_off(std::vector<Extent*>& pins, const Extent* extent) {
+  const size_t end = pins.size() - std::min(pins.size(), kPinsReserved);
   for (size_t index = pins.size(); index > end; --index) {
     if (pins[index - 1] != extent) continue;
     pins.erase(pins.begin() + static_cast<ptrdiff_t>(index - 1));
-    extent->unpin();
-    return;
+    return true;
   }
+  return false;
 }
 
 // What an op frees of its own allocations is over. While it stayed pinned, nothing could take its
 // pages before the op closed, and a composite op may run for long after that.
-TENCACHE_HOT void Gate::on_free(Extent* extent) {
-  if (is_passive_.load(std::memory_order_relaxed)) return;
+TENCACHE_HOT bool Gate::on_free(const Extent* extent) {
+  if (is_passive_.load(std::memory_order_relaxed)) return false;
   ThreadOps& thread = thread_ops();
   thread.record(EventKind::kFree, timestamp(), 0, extent);
-  if (!thread.inner_pins.empty()) unpin_freed(thread.inner_pins, extent);
   if (recorder_.has_names()) [[unlikely]] {
     recorder_.end_name(extent->id);
   }
+  return !thread.inner_pins.empty() && take_off(thread.inner_pins, extent);
 }
 
 void Gate::on_step() {
@@ -438,8 +438,8 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
   }
   if (and_inner) {
     for (Extent* extent : thread_ops().inner_pins) {
-      // An inner extent stays pinned from its allocation on, so it is usable unless the op freed
-      // it.
+      // An inner extent stays pinned from its allocation on, so it is usable unless another thread
+      // freed it.
       if (Extent::usable_in(Extent::state_of(extent->pin()))) {
         extent->note_streams(streams);
         hold->extents.push_back(extent);

@@ -3,8 +3,8 @@
 // Gate: every op passes it before it runs. open() pins every extent that the op reads or writes,
 // and returns once all of them are usable: resident, or arriving with the op's stream waiting.
 // close() unpins them. What the thread allocates while an op is open stays pinned until it
-// frees it or its outermost op closes, because kernels still use such memory after the nested op
-// that allocated it has ended (rule R, measured on 697 operators).
+// frees it or its outermost op closes (a slab until then), because kernels still use such memory
+// after the nested op that allocated it has ended (rule R, measured on 697 operators).
 //
 // Each thread keeps a stack of open ops and two lists of pins: what the ops name and the inner
 // allocations. The lists keep their capacity, so an op costs no heap allocation. The hot path of
@@ -81,8 +81,9 @@ class Gate {
   /// Call after the calling thread has allocated a block of this slab, which may be cold. For the
   /// learner a slab itself lives for ever, so neither its allocation nor its free is an event.
   void on_allocate_block(Extent* slab);
-  /// Call before the calling thread frees this extent.
-  void on_free(Extent* extent);
+  /// Call before the calling thread frees this extent. Returns whether the caller unpins it after
+  /// that: the thread's open op has allocated it.
+  bool on_free(const Extent* extent);
   void on_step();
   /// Call before and after the calling thread makes or waits for room that work in `streams` will
   /// fill. A wait within another one belongs to the outer one.
@@ -104,7 +105,8 @@ class Gate {
   /// Marks the extents as never to be evicted. Returns how many were not marked before.
   uint64_t keep_resident(std::span<const Access> accesses);
 
-  /// Whether an op that is open on this thread reads or writes the extent, or has allocated it.
+  /// Whether an op that is open on this thread reads or writes the extent, or has allocated it
+  /// and not freed it.
   bool has_announced(const Extent* extent);
   /// The streams of all ops that are open on this thread.
   StreamSet open_streams();
@@ -140,7 +142,7 @@ class Gate {
   void end_wait(const Wait& wait);
   static void note_seen(Extent* extent, uint64_t now);
   void unpin_down_to(std::vector<Extent*>& pins, size_t count, uint64_t now);
-  static void unpin_freed(std::vector<Extent*>& pins, Extent* extent);
+  static bool take_off(std::vector<Extent*>& pins, const Extent* extent);
 
   // Every op reads the first two, so they share a cache line with the pointers below.
   std::atomic<bool> is_passive_{false};
