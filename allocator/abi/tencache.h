@@ -151,8 +151,7 @@ TENCACHE_API uint32_t tencache_gate_depth(void);
 /* Pins that outlive an op (collectives). Pins the extents, and with `and_inner` also everything
  * that this thread's open outermost op has allocated so far and not freed. NULL if there is nothing
  * to pin, as on a GPU whose current stream captures a CUDA graph: what a graph uses stays
- * resident.
- * tencache_unhold() releases the pins, on any thread. */
+ * resident. tencache_unhold() releases the pins, on any thread. */
 typedef struct tencache_hold tencache_hold;
 TENCACHE_API tencache_hold* tencache_hold_accesses(const tencache_access* accesses, uint32_t count,
                                                    int and_inner);
