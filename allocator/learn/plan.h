@@ -46,9 +46,6 @@ struct Machine {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
-  // How much a half-duplex link carries at once, over what it carries in turn. A bound counts it,
-  // since a schedule may have both directions under way; the simulator does not.
-  double gain_of_both = 1;
   uint64_t read_fixed_ns = 0;  // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
   // Processor time of a move, which a program that computes on all processors loses.
@@ -67,6 +64,9 @@ struct Machine {
   uint64_t wait_resolution_ns = 0;
   bool is_read_guessed = false;   // the speed of reads, because too little has come back
   bool is_write_guessed = false;  // the same of writes
+  // How much a half-duplex link carries at once, over what it carries in turn. A bound counts it,
+  // since a schedule may have both directions under way; the simulator does not.
+  double gain_of_both = 1;
 
   uint64_t read_ns(uint64_t bytes) const {
     return read_fixed_ns + transfer_ns(bytes, read_bytes_per_s);
