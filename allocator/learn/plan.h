@@ -46,7 +46,7 @@ struct Machine {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   bool is_half_duplex = false;  // reads and writes take turns, as on one disk
-  uint64_t read_fixed_ns = 0;  // per migration, besides its bytes
+  uint64_t read_fixed_ns = 0;   // per migration, besides its bytes
   uint64_t write_fixed_ns = 0;
   // Processor time of a move, which a program that computes on all processors loses.
   double read_work_ns_per_byte = 0;
