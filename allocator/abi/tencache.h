@@ -137,9 +137,9 @@ TENCACHE_API uint32_t tencache_register_op(const char* name);
 /* Begins an op on this thread. When this returns, every extent that the op reads or writes is
  * pinned until the matching close, and resident; on a GPU it may still be arriving, and the op's
  * stream waits for it. Memory that this thread allocates meanwhile is pinned too, until the
- * thread frees it or its outermost op closes. Calls nest, strictly last in, first out. The call
- * never fails: it waits, exceeds the budget (counted), or, if bytes are lost, ends the process with
- * a message. */
+ * thread's outermost op closes or, on the cpu backend, until the thread frees it. Calls nest,
+ * strictly last in, first out. The call never fails: it waits, exceeds the budget (counted), or, if
+ * bytes are lost, ends the process with a message. */
 TENCACHE_API void tencache_gate_open(uint32_t op, const tencache_access* accesses, uint32_t count);
 
 /* Ends the op that this thread opened last. */

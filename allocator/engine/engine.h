@@ -68,7 +68,7 @@ class Engine final : private PlanSink {
     return allocation.value().address;
   }
   void free(void* address) {
-    // A pin goes only after the free, or the extent could leave while the op's own kernels use it.
+    // The pin goes only after the free, so that no eviction begins in between.
     Extent* pinned = nullptr;
     if (evictor_->is_armed()) {
       Extent* extent = heap().find(address);

@@ -58,7 +58,7 @@ struct Gate::ThreadOps {
   std::vector<OpenOp> open_ops;
   std::vector<Extent*> pins;        // of what open ops name, a stack; of each op the slabs last
   std::vector<Extent*> slabs;       // of the op that is being opened
-  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened, and not freed here
+  std::vector<Extent*> inner_pins;  // allocated since the outermost op opened
   EventRing* ring = nullptr;
   // Pins and inner pins, sorted: a copy for has_announced(), and the ring's event count when the
   // copy was made.
@@ -379,8 +379,9 @@ inline bool Gate::take_off(std::vector<Extent*>& pins, const Extent* extent) {
   return false;
 }
 
-// What an op frees of its own allocations is over. While it stayed pinned, nothing could take its
-// pages before the op closed, and a composite op may run for long after that.
+// What an op on the cpu frees of its own allocations is over, and the op may run for long after
+// that; unpinned, the pages can serve others meanwhile. On a GPU the op's kernels may still be
+// queued, and whoever took the pages would wait for them.
 TENCACHE_HOT bool Gate::on_free(const Extent* extent) {
   if (is_passive_.load(std::memory_order_relaxed)) return false;
   ThreadOps& thread = thread_ops();
@@ -388,7 +389,8 @@ TENCACHE_HOT bool Gate::on_free(const Extent* extent) {
   if (recorder_.has_names()) [[unlikely]] {
     recorder_.end_name(extent->id);
   }
-  return !thread.inner_pins.empty() && take_off(thread.inner_pins, extent);
+  return !thread.inner_pins.empty() && heap_.can_use_any_cached() &&
+         take_off(thread.inner_pins, extent);
 }
 
 void Gate::on_step() {
@@ -438,8 +440,8 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
   }
   if (and_inner) {
     for (Extent* extent : thread_ops().inner_pins) {
-      // An inner extent stays pinned from its allocation on, so it is usable unless another thread
-      // freed it.
+      // An inner extent stays pinned from its allocation on, so it is usable unless it was
+      // freed.
       if (Extent::usable_in(Extent::state_of(extent->pin()))) {
         extent->note_streams(streams);
         hold->extents.push_back(extent);

@@ -2,9 +2,10 @@
 //
 // Gate: every op passes it before it runs. open() pins every extent that the op reads or writes,
 // and returns once all of them are usable: resident, or arriving with the op's stream waiting.
-// close() unpins them. What the thread allocates while an op is open stays pinned until it
-// frees it or its outermost op closes (a slab until then), because kernels still use such memory
-// after the nested op that allocated it has ended (rule R, measured on 697 operators).
+// close() unpins them. What the thread allocates while an op is open stays pinned until its
+// outermost op closes, because kernels still use such memory after the nested op that allocated it
+// has ended (rule R, measured on 697 operators). On the cpu backend the pin ends when the thread
+// frees the memory (but not that of a slab).
 //
 // Each thread keeps a stack of open ops and two lists of pins: what the ops name and the inner
 // allocations. The lists keep their capacity, so an op costs no heap allocation. The hot path of
@@ -105,8 +106,7 @@ class Gate {
   /// Marks the extents as never to be evicted. Returns how many were not marked before.
   uint64_t keep_resident(std::span<const Access> accesses);
 
-  /// Whether an op that is open on this thread reads or writes the extent, or has allocated it
-  /// and not freed it.
+  /// Whether an op that is open on this thread reads or writes the extent, or has allocated it.
   bool has_announced(const Extent* extent);
   /// The streams of all ops that are open on this thread.
   StreamSet open_streams();
