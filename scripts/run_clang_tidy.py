@@ -38,8 +38,8 @@ SOURCES_AT_ONCE = 16
 # The file that includes those sources. The static analyzer looks into them only if the file has
 # this name.
 WHOLE_NAME = "UnifiedSource.cpp"
-# A source that has one of these is read alone: a pragma would reach into the others,
-# and misc-unused-using-decls does not look into what a source includes.
+# A source that has one of these is read alone: a pragma would reach into the others, and
+# misc-unused-using-decls does not look into what a source includes.
 ALONE = re.compile(r"^(\s*#\s*pragma\b|using [\w:]+;)", re.MULTILINE)
 ARGUMENTS = (
     "--quiet",

@@ -11,6 +11,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>

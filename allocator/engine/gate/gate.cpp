@@ -440,8 +440,7 @@ Hold* Gate::hold(std::span<const Access> accesses, bool and_inner, StreamSet str
   }
   if (and_inner) {
     for (Extent* extent : thread_ops().inner_pins) {
-      // An inner extent stays pinned from its allocation on, so it is usable unless it was
-      // freed.
+      // An inner extent stays pinned from its allocation on, so it is usable unless it was freed.
       if (Extent::usable_in(Extent::state_of(extent->pin()))) {
         extent->note_streams(streams);
         hold->extents.push_back(extent);

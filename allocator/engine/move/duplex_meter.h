@@ -22,8 +22,8 @@ class DuplexMeter {
     uint64_t other_busy_ns;  // how long the other direction had been busy until then
   };
 
-  /// Call when a transfer begins, and end() when it ends. The times of several threads
-  /// may arrive out of order.
+  /// Call when a transfer begins, and end() when it ends. The times of several threads may
+  /// arrive out of order.
   Begun begin(IoDirection direction, uint64_t now_ns) TENCACHE_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     way(direction).begin(now_ns);
