@@ -16,14 +16,21 @@ void TickLog::append(const std::vector<ThreadEvents>& threads) {
     uint32_t thread;
     const Event* event;
   };
+  size_t count = 0;
+  for (const ThreadEvents& thread : threads) count += thread.events.size();
   std::vector<ThreadEvent> merged;
+  merged.reserve(count);
   const uint64_t lost_before = lost_count_;
   for (const ThreadEvents& thread : threads) {
     lost_count_ += thread.lost_count;
     for (const Event& event : thread.events) merged.push_back({thread.thread_index, &event});
   }
   if (lost_count_ > lost_before) clear();
-  std::ranges::stable_sort(merged, {}, [](const ThreadEvent& entry) { return entry.event->at; });
+  const auto time_of = [](const ThreadEvent& entry) { return entry.event->at; };
+  // The events of one thread are in order, and mostly only one has any.
+  if (!std::ranges::is_sorted(merged, {}, time_of)) {
+    std::ranges::stable_sort(merged, {}, time_of);
+  }
   for (const ThreadEvent& entry : merged) take(entry.thread, *entry.event);
 }
 
