@@ -29,7 +29,7 @@ constexpr size_t kLabelBytesMax = 31;
 std::array<char, kLabelBytesMax + 3> g_label = {};
 std::atomic<bool> g_has_label{false};
 
-// What begins a message, by its level.
+// What stands before a message's text, by its level.
 constexpr std::array kLevelPrefixes = {"error: ", "warning: ", "", "debug: "};
 
 }  // namespace

@@ -367,9 +367,9 @@ class Shim:
     def __init__(self, minor: str) -> None:
         library = _load(f"libtencache_torch-{minor}.so")
         declare = functools.partial(_declare, library)
-        # Puts tencache under torch's CPU allocator and starts the runtime. Raises TencacheError if
-        # the running torch is not laid out like the one compiled against; nothing is installed
-        # then.
+        # The function puts tencache under torch's CPU allocator and starts the runtime. It raises
+        # TencacheError if the running torch is not laid out like the one compiled against; nothing
+        # is installed then.
         self.install = _refusing(library, "tencache_torch_install")
         self.describe: Callable[[], dict[str, Any]] = _json_of(
             library, "tencache_torch_describe_json"
@@ -400,7 +400,7 @@ class CudaShim:
 
     def __init__(self, path: Path) -> None:
         _load_nvrtc()
-        # Does what Shim.install does, and makes CUDA tensors come from tencache from now on.
+        # The function does what Shim.install does, and makes CUDA tensors come from tencache from now on.
         self.install = _refusing(_load(path.name), "tencache_torch_cuda_install")
 
 

@@ -6,7 +6,7 @@ the same run adds what moved when and what waited for what; its recorded period 
 budgets would do. Where a source is missing, the page says what it would add and how to get it. The
 page holds no script and loads nothing. _page.html is its form, _charts.py draws.
 
-Figures are those of the files, rounded to three digits; nothing is guessed. Threads: none.
+Figures are those of the files or follow from them, rounded; nothing is guessed. Threads: none.
 """
 
 from __future__ import annotations

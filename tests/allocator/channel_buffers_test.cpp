@@ -78,7 +78,8 @@ TEST_P(ChannelBuffersTest, WritesFromItsOwnBuffers) {
   Random random(GetParam().depth);
   AlignedBuffer model(kBytes);
   std::set<char*> buffers;
-  for (int round = 0; round < 3; ++round) {  // io_uring registers them from the second one on
+  // From the second round on, io_uring has registered the channel's buffers.
+  for (int round = 0; round < 3; ++round) {
     random.fill(model.data(), kBytes);
     std::vector<IoSegment> segments = {{nullptr, 0, 40 * kPieceBytes},
                                        {model.data() + 40 * kPieceBytes, 40 * kPieceBytes, 0},

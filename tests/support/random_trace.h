@@ -35,7 +35,7 @@ struct TransformerShape {
   uint32_t micro_batches = 1;                // gradients add up over them
   uint32_t ops_per_activation = 1;  // forward and backward; more name the same bytes, as views do
   bool has_activation_gradients = false;  // backward hands one from each activation to the next
-  uint32_t weights_per_update = 1;        // chunks of a multi-tensor optimizer
+  uint32_t weights_per_update = 1;        // in one op; above 1 as in a multi-tensor optimizer
   uint64_t op_ns = 20'000'000;            // forward; backward takes twice as long
   uint64_t optimizer_op_ns = 5'000'000;   // for each weight
 };

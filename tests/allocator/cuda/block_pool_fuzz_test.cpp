@@ -145,7 +145,7 @@ class BlockPoolFuzzTest : public BlockPoolFixture {
   void disturb(Random& random);
 
   std::atomic<uint64_t> mismatches_ = 0;
-  bool is_capturing_ = false;  // the last stream
+  bool is_capturing_ = false;  // whether the last stream captures
   // A state of the pool, and what was held then.
   std::vector<SegmentView> state_;
   std::map<CUdeviceptr, Held> held_then_;

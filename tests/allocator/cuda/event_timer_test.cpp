@@ -232,7 +232,7 @@ TEST_F(OpTimesTest, APeriodHasTheTimesOfTheDevice) {
     for (size_t index = 0; index < kTensors; ++index) {
       engine_->op(stream_, {{tensors_[index], bytes(index), index, index == 0}},
                   milliseconds(2 + 3 * index));
-      std::this_thread::sleep_for(milliseconds(1));  // far less than the kernel takes
+      std::this_thread::sleep_for(milliseconds(1));  // less than any of the kernels takes
     }
     (*engine_)->gate().on_step();
     engine_->wait_until_idle();

@@ -167,8 +167,8 @@ TEST_F(PinnedPoolFuzzTest, RandomProgramsAgainstAModel) {
   }
 }
 
-// Each thread copies on a stream of its own, and frees blocks of the others too; the budget makes
-// them wait for streams.
+// Each thread reads blocks on a stream of its own, and frees blocks of the others too; the budget
+// makes the threads wait for streams.
 TEST_F(PinnedPoolFuzzTest, ThreadsFreeEachOthersBlocks) {
   start({}, 8 * kChunk);
   for (size_t count = 0; count < kStreamCount; ++count) make_stream();
