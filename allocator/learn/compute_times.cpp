@@ -11,9 +11,18 @@
 namespace tencache {
 namespace {
 
-// At most this many repetitions are compared. With so many no single one decides; older ones may
-// have taken other times.
-constexpr uint64_t kRepetitionsComparedMax = 16;
+// At most this many repetitions are compared, by the device's clock and by the host's. With so many
+// no single one decides; older ones may have taken other times. The host's repetitions are fewer,
+// because what else the machine does slows it for whole steps, and for some time.
+constexpr uint64_t kDeviceRepetitions = 16;
+constexpr size_t kHostRepetitions = 5;
+
+// Returns the greatest of the lowest one part in `parts` of the times, of few the lowest.
+uint64_t lower_part(std::vector<uint64_t>* times, size_t parts) {
+  const auto at = times->begin() + static_cast<std::ptrdiff_t>((times->size() - 1) / parts);
+  std::ranges::nth_element(*times, at);
+  return *at;
+}
 
 uint64_t bytes_named(const LoggedTick& tick) {
   uint64_t bytes = 0;
@@ -38,37 +47,36 @@ std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock
   return end_ns - std::min(end_ns, begin_ns);
 }
 
-// How long a tick took by the host's clock: the lesser of the last two repetitions. The newest tick
+// How long a tick took by the host's clock, in the middle of the last repetitions. The newest tick
 // of all has not ended. Between steps a program reads data or saves a checkpoint, which such a tick
-// would include, so for the newest tick the two repetitions before it count.
+// would include, so for the newest tick only repetitions before it count. A batch of another size
+// takes another time, so the first repetition that is not alike ends the row.
 uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number, uint64_t counterpart) {
   const std::optional<uint64_t> newest_ns = lasted_ns(log, clock, number);
   if (counterpart == kUnknownTick) return newest_ns.value_or(0);
-  const uint64_t earlier_ns = *lasted_ns(log, clock, counterpart);
-  if (newest_ns) {
-    // A batch of another size takes another time.
-    if (!is_alike(log.tick(number), log.tick(counterpart))) return *newest_ns;
-    return std::min(*newest_ns, earlier_ns);
+  std::vector<uint64_t> times;
+  if (newest_ns) times.push_back(*newest_ns);
+  const LoggedTick& pattern = log.tick(newest_ns ? number : counterpart);
+  uint64_t repetition = counterpart;
+  while (times.size() < kHostRepetitions && is_alike(log.tick(repetition), pattern)) {
+    times.push_back(*lasted_ns(log, clock, repetition));
+    if (repetition < log.begin() + place.length) break;
+    repetition -= place.length;
   }
-  if (counterpart < log.begin() + place.length) return earlier_ns;
-  const uint64_t oldest = counterpart - place.length;
-  if (!is_alike(log.tick(oldest), log.tick(counterpart))) return earlier_ns;
-  return std::min(earlier_ns, *lasted_ns(log, clock, oldest));
+  return lower_part(&times, 2);
 }
 
 // How long the op takes. Returns nullopt when none of the repetitions measured it.
 std::optional<uint64_t> measured_ns(const TickLog& log, const PeriodPlace& place, uint64_t number) {
   std::vector<uint64_t> times;
-  for (uint64_t back = 0; back < kRepetitionsComparedMax; ++back) {
+  for (uint64_t back = 0; back < kDeviceRepetitions; ++back) {
     if (number < log.begin() + back * place.length) break;
     const LoggedTick& tick = log.tick(number - back * place.length);
     if (tick.device_ns && is_alike(tick, log.tick(number))) times.push_back(*tick.device_ns);
   }
   if (times.empty()) return std::nullopt;
-  const auto quartile = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 4);
-  std::ranges::nth_element(times, quartile);
-  return *quartile;
+  return lower_part(&times, 4);
 }
 
 struct Measured {
