@@ -54,6 +54,11 @@ constexpr std::array<std::string_view, 9> kMetadataWriters = {
 constexpr std::array<std::string_view, 4> kShapeTakers = {"aten::expand_as", "aten::view_as",
                                                           "aten::reshape_as", "aten::type_as"};
 
+// These operators write their gradients only to divide them by a `grad_scale`, if one is given.
+// Their schemas call the gradients written in any case.
+constexpr std::array<std::string_view, 4> kGradientScalers = {
+    "aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_sgd_", "aten::_fused_adagrad_"};
+
 using SymbolSet = std::unordered_set<c10::Symbol>;
 
 struct Table {
@@ -114,6 +119,14 @@ uint32_t access_of(const c10::FunctionSchema& schema, const c10::Argument& argum
   // Only PyTorch's own operators are known to make views without reading bytes.
   const bool is_view = alias != nullptr && is_returned(*alias, returned);
   return is_view && name.starts_with("aten::") ? TENCACHE_NAME : TENCACHE_READ;
+}
+
+uint32_t written_with(const c10::FunctionSchema& schema, const c10::Argument& argument) {
+  if (argument.name() != "grads" || !contains(kGradientScalers, schema.name())) {
+    return TensorArgument::kAnything;
+  }
+  const auto scale = schema.argumentIndexWithName("grad_scale");
+  return scale.has_value() ? static_cast<uint32_t>(*scale) : TensorArgument::kAnything;
 }
 
 bool returns_custom_class(const c10::FunctionSchema& schema) {
@@ -185,8 +198,9 @@ void describe_operator(const c10::FunctionSchema& schema, OperatorInfo* info) {
   for (size_t index = 0; index < schema.arguments().size(); ++index) {
     const c10::Argument& argument = schema.arguments()[index];
     if (!may_hold_tensors(*argument.type())) continue;
-    info->tensor_arguments.push_back(
-        {static_cast<uint32_t>(index), access_of(schema, argument, returned, info->is_collective)});
+    info->tensor_arguments.push_back({static_cast<uint32_t>(index),
+                                      access_of(schema, argument, returned, info->is_collective),
+                                      written_with(schema, argument)});
   }
 }
 

@@ -33,8 +33,12 @@ namespace tencache::shim {
 
 /// One argument that may hold tensors.
 struct TensorArgument {
+  static constexpr uint32_t kAnything = UINT32_MAX;
+
   uint32_t index;
   uint32_t mode;  // TENCACHE_READ, TENCACHE_READ | TENCACHE_WRITE, or TENCACHE_NAME
+  /// The index of an optional argument. A call without that one only reads this one.
+  uint32_t written_with = kAnything;
 };
 
 struct OperatorInfo {

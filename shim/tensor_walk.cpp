@@ -72,6 +72,13 @@ __attribute__((noinline)) void add_inner_tensors(const at::TensorImpl* tensor, u
   }
 }
 
+// Only lists are written or not according to another argument, so a single tensor need not ask.
+uint32_t mode_in_call(const TensorArgument& argument, std::span<const c10::IValue> arguments) {
+  const bool is_only_read =
+      argument.written_with < arguments.size() && arguments[argument.written_with].isNone();
+  return is_only_read ? uint32_t{TENCACHE_READ} : argument.mode;
+}
+
 }  // namespace
 
 void install_tensor_walk() { arena = tencache_get_arena(); }
@@ -139,7 +146,7 @@ void add_arguments(const OperatorInfo& info, std::span<const c10::IValue> argume
     if (value.isTensor()) [[likely]] {
       add_tensor(value.unsafeToTensorImpl(), argument.mode, accesses);
     } else if (!value.isNone()) {
-      add_value(value, argument.mode, accesses);
+      add_value(value, mode_in_call(argument, arguments), accesses);
     }
   }
 }

@@ -184,6 +184,40 @@ brings_back(lambda: a.t().reshape(-1), a)
     )
 
 
+def test_fused_optimizers_only_read_gradients_that_they_do_not_scale(run_forked: Run) -> None:
+    run_forked(
+        PROBE,
+        """
+def bytes_left_clean(gradient):
+    before = tencache.stats()["bytes"]["clean_dropped"]
+    evict(gradient)
+    return tencache.stats()["bytes"]["clean_dropped"] - before
+
+OPTIMIZERS = (
+    lambda parameters: torch.optim.Adam(parameters, fused=True, amsgrad=True),
+    lambda parameters: torch.optim.AdamW(parameters, fused=True, lr=torch.tensor(0.001)),
+    lambda parameters: torch.optim.SGD(parameters, fused=True, momentum=0.9),
+    lambda parameters: torch.optim.Adagrad(parameters, fused=True),
+)
+for make_optimizer in OPTIMIZERS:
+    parameters = [make(64, 64).requires_grad_() for _ in range(3)]
+    gradients = [make(64, 64) for _ in parameters]
+    for parameter, gradient in zip(parameters, gradients):
+        parameter.grad = gradient
+    optimizer = make_optimizer(parameters)
+    optimizer.step()  # makes the state
+    evict(*gradients)
+    optimizer.step()
+    assert bytes_left_clean(gradients[0]) == 3 * 64 * 64 * 4, optimizer
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    optimizer.step()
+    assert bytes_left_clean(gradients[0]) == 0, optimizer
+    assert all(bool((each == 0.5).all()) for each in gradients), optimizer
+""",
+        env=EXTENTS,
+    )
+
+
 def test_reads_by_python_are_announced(run_forked: Run) -> None:
     run_forked(
         PROBE,
