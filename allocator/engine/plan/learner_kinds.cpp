@@ -24,9 +24,11 @@ constexpr uint64_t kFirstReplanPeriods = 1;
 constexpr double kStallShareMax = 0.01;
 // A plan stays as long as the budget differs from its own by no more than one part in this many.
 constexpr uint64_t kBudgetParts = 16;
-// The search for a stall-free budget makes some more plans, so it is for periods that are planned
-// in some tenths of a second.
+// The search for a stall-free budget makes some more plans, which the program pays for with
+// processor time. So it is for periods that are planned in some tenths of a second, and begins when
+// a run has turned out not to be short.
 constexpr Tick kSearchedTicksMax = 3000;
+constexpr uint64_t kSearchedPeriodsMin = 4;
 
 }  // namespace
 
@@ -146,7 +148,9 @@ void Learner::plan_again(uint64_t number) {
     // The search takes as long as some more plans, so of many sizes it is only for those that come
     // again.
     if (has_new_size && kind.plans.plans.size() > 1) return;
-    if (kind.learned->tick_count() <= kSearchedTicksMax) find_stall_free_budget(kind);
+    const bool is_searched =
+        kind.periods >= kSearchedPeriodsMin && kind.learned->tick_count() <= kSearchedTicksMax;
+    if (is_searched) find_stall_free_budget(kind);
     return;
   }
 }
