@@ -37,7 +37,8 @@ struct TensorArgument {
 
   uint32_t index;
   uint32_t mode;  // TENCACHE_READ, TENCACHE_READ | TENCACHE_WRITE, or TENCACHE_NAME
-  /// The index of an optional argument. A call without that one only reads this one.
+  /// The index of an optional argument; a call that passes None for it only reads this list. With
+  /// kAnything the mode always holds.
   uint32_t written_with = kAnything;
 };
 

@@ -13,15 +13,15 @@ namespace {
 
 // At most this many repetitions are compared, by the device's clock and by the host's. With so many
 // no single one decides; older ones may have taken other times. The host's repetitions are fewer,
-// because what else the machine does slows it for whole steps, and for some time.
+// so that plans soon follow a machine that stays slower or faster.
 constexpr uint64_t kDeviceRepetitions = 16;
 constexpr size_t kHostRepetitions = 5;
 
-// Returns the greatest of the lowest one part in `parts` of the times, of few the lowest.
-uint64_t lower_part(std::vector<uint64_t>* times, size_t parts) {
-  const auto at = times->begin() + static_cast<std::ptrdiff_t>((times->size() - 1) / parts);
-  std::ranges::nth_element(*times, at);
-  return *at;
+// Of up to four times that is the least. Reorders the times. REQUIRES: there are some.
+uint64_t lower_quartile(std::vector<uint64_t>* times) {
+  const auto quartile = times->begin() + static_cast<std::ptrdiff_t>((times->size() - 1) / 4);
+  std::ranges::nth_element(*times, quartile);
+  return *quartile;
 }
 
 uint64_t bytes_named(const LoggedTick& tick) {
@@ -47,10 +47,11 @@ std::optional<uint64_t> lasted_ns(const TickLog& log, const TimestampLine& clock
   return end_ns - std::min(end_ns, begin_ns);
 }
 
-// How long a tick took by the host's clock, in the middle of the last repetitions. The newest tick
-// of all has not ended. Between steps a program reads data or saves a checkpoint, which such a tick
-// would include, so for the newest tick only repetitions before it count. A batch of another size
-// takes another time, so the first repetition that is not alike ends the row.
+// How long a tick took by the host's clock: the lower quartile of the last repetitions. The newest
+// tick of all has not ended. Between steps a program reads data or saves a checkpoint, which such a
+// tick would include, so for the newest tick only repetitions before it count. A batch of another
+// size takes another time, and where something came in between, a repetition of the same length ago
+// is another op. So the first one that is not alike ends the row.
 uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLine& clock,
                  uint64_t number, uint64_t counterpart) {
   const std::optional<uint64_t> newest_ns = lasted_ns(log, clock, number);
@@ -64,7 +65,7 @@ uint64_t host_ns(const TickLog& log, const PeriodPlace& place, const TimestampLi
     if (repetition < log.begin() + place.length) break;
     repetition -= place.length;
   }
-  return lower_part(&times, 2);
+  return lower_quartile(&times);
 }
 
 // How long the op takes. Returns nullopt when none of the repetitions measured it.
@@ -76,7 +77,7 @@ std::optional<uint64_t> measured_ns(const TickLog& log, const PeriodPlace& place
     if (tick.device_ns && is_alike(tick, log.tick(number))) times.push_back(*tick.device_ns);
   }
   if (times.empty()) return std::nullopt;
-  return lower_part(&times, 4);
+  return lower_quartile(&times);
 }
 
 struct Measured {

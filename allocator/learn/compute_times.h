@@ -3,12 +3,11 @@
 // compute_times(): how long each op of a period computes, to the start of the next one, without
 // waiting for memory.
 //
-// Where ops are done when they return, the host's clock tells: an op takes the median of its last
-// repetitions, of two the lesser. The median of the ops makes a step that takes as long as a usual
-// one, while other work of the machine comes and goes. Where ops are only queued, the device
-// measures some of them (engine/gate/op_timer.h), and an op takes the lower quartile of its
-// measurements in the last repetitions, because what disturbs it only adds time. An op that was not
-// measured yet takes the first of these that is known:
+// An op takes the lower quartile of its times in the last repetitions, because what disturbs it,
+// such as other work of the machine, only adds time. Where ops are done when they return, these
+// are times by the host's clock. Where ops are only queued, the device measures some of them
+// (engine/gate/op_timer.h). An op that it has not measured yet takes the first of these that is
+// known:
 //   - the mean of the ops in the period with the same digest and about as many bytes;
 //   - the least that any op takes, plus what ops of its name take per byte beyond that;
 //   - the mean of all ops.

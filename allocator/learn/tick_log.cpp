@@ -27,7 +27,7 @@ void TickLog::append(const std::vector<ThreadEvents>& threads) {
   }
   if (lost_count_ > lost_before) clear();
   const auto time_of = [](const ThreadEvent& entry) { return entry.event->at; };
-  // The events of one thread are in order, and mostly only one has any.
+  // The events of one thread are in order, and mostly only one thread has any.
   if (!std::ranges::is_sorted(merged, {}, time_of)) {
     std::ranges::stable_sort(merged, {}, time_of);
   }

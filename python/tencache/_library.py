@@ -400,7 +400,8 @@ class CudaShim:
 
     def __init__(self, path: Path) -> None:
         _load_nvrtc()
-        # The function does what Shim.install does, and makes CUDA tensors come from tencache from now on.
+        # The function does what Shim.install does, and makes CUDA tensors come from tencache from
+        # now on.
         self.install = _refusing(_load(path.name), "tencache_torch_cuda_install")
 
 

@@ -484,24 +484,21 @@ TEST_F(PeriodTest, WaitingIsNotComputing) {
   EXPECT_GT(period->trace.ops[2].compute_ns, 0u) << "it lasts to the start of the next step";
 }
 
-// The machine does other work in two steps in a row. It is not in the plan, which two more show.
-TEST_F(PeriodTest, AnOpTakesTheMedianOfItsRepetitions) {
+// Other work of the machine may last for several steps. Two undisturbed ones of the last five tell
+// how long an op takes.
+TEST_F(PeriodTest, AnOpTakesTheLowerQuartileOfItsLastTimes) {
   constexpr uint64_t kOtherWork = uint64_t{1} << 40;
-  std::vector<uint64_t> first_op_ns;
-  for (const bool is_disturbed : {false, true, true, false, false}) {
+  std::vector<bool> is_slow;
+  for (const bool is_disturbed : {false, false, true, true, true, true}) {
     op(kForward, {{1}});
     if (is_disturbed) now_ += kOtherWork;
     op(kBackward, {{2}});
     op(kUpdate, {{1, true}});
     mark();
     const std::optional<Period> period = build_from_one();
-    if (period) first_op_ns.push_back(period->trace.ops[0].compute_ns);
+    if (period) is_slow.push_back(period->trace.ops[0].compute_ns > kOtherWork / 100);
   }
-  ASSERT_EQ(first_op_ns.size(), 4u);
-  EXPECT_LT(first_op_ns[0], kOtherWork / 100) << "of two the lesser";
-  EXPECT_GT(first_op_ns[1], kOtherWork / 100) << "two of three";
-  EXPECT_LT(first_op_ns[2], kOtherWork / 100) << "two of four";
-  EXPECT_LT(first_op_ns[3], kOtherWork / 100) << "two of five";
+  EXPECT_EQ(is_slow, (std::vector<bool>{false, false, false, false, true}));
 }
 
 // The pause is for a checkpoint, for example: when the step is looked at, its last tick is the

@@ -433,6 +433,7 @@ TEST_F(PlanEngineTest, TellsTheBudgetWithWhichItWouldHardlyWait) {
                              EXPECT_GE(found.stall_free_budget_bytes, limit);
                              EXPECT_GE(found.replans, 1u)
                                  << "only with times measured while a plan was followed";
+                             EXPECT_GE(found.following.periods_ever, 4u) << "not in a short run";
                              return names_budget_of_its_plan(found, limit);
                            }));
   ASSERT_NE(found.learned, nullptr);

@@ -184,7 +184,11 @@ brings_back(lambda: a.t().reshape(-1), a)
     )
 
 
-def test_fused_optimizers_only_read_gradients_that_they_do_not_scale(run_forked: Run) -> None:
+# In one call of the kernel, and cut into a chunk for each parameter.
+@pytest.mark.parametrize("chunk_share", ["0.5", "0.000001"])
+def test_fused_optimizers_only_read_gradients_that_they_do_not_scale(
+    run_forked: Run, chunk_share: str
+) -> None:
     run_forked(
         PROBE,
         """
@@ -209,12 +213,15 @@ for make_optimizer in OPTIMIZERS:
     evict(*gradients)
     optimizer.step()
     assert bytes_left_clean(gradients[0]) == 3 * 64 * 64 * 4, optimizer
-    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    # With a scale the step writes the gradients, even the same bytes.
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(0.0)
     optimizer.step()
     assert bytes_left_clean(gradients[0]) == 0, optimizer
+    optimizer.grad_scale = torch.tensor(2.0)
+    optimizer.step()
     assert all(bool((each == 0.5).all()) for each in gradients), optimizer
 """,
-        env=EXTENTS,
+        env={**EXTENTS, "TENCACHE_CHUNK_SHARE": chunk_share},
     )
 
 

@@ -8,8 +8,8 @@
 // ticks within a step, like an evaluation, is a kind of its own. A step with other sizes of what is
 // allocated anew is of the same kind. If the sizes differ much from those that are planned, the
 // kind gets another plan. A kind that was followed for some periods is planned again with newer
-// measurements, at ever longer intervals. After that, where planning is quick, the learner works
-// out the budget with which the kind would hardly wait.
+// measurements, at ever longer intervals. After that, where planning is quick and the run is not
+// short, the learner works out the budget with which the kind would hardly wait.
 //
 // A stored period, of an earlier run, is a kind from the start. Its plan is a guess, too. The
 // cursor finds its extents; from then on the learner recognises copies of it. The stored period may

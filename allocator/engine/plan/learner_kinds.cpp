@@ -131,8 +131,8 @@ Learner::Kind* Learner::count_periods(const Following& following) {
   return followed;
 }
 
-// Plans with the times and speeds of periods that were followed; the first plan had those of
-// reactive ones. To look at a period takes time in proportion to its ticks, so that happens once
+// Plans with newer times and speeds, mostly of periods that were followed; the first plan had those
+// of reactive ones. To look at a period takes time in proportion to its ticks, so that happens once
 // for each. A period has ended once the first tick of the next one is there.
 void Learner::plan_again(uint64_t number) {
   if (!has_new_period_) return;

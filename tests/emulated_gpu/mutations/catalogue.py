@@ -188,7 +188,7 @@ MUTATIONS = [
     Mutation(
         "what an op brings along in a list is not announced",
         "shim/tensor_walk.cpp",
-        "      add_value(value, argument.mode, accesses);\n",
+        "      add_value(value, mode_in_call(argument, arguments), accesses);\n",
         "      continue;\n",
         "lists",
         ("wrong bits", "illegal address", "failed test"),
