@@ -43,8 +43,15 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 /// add up. The bound is the longest sequence of windows (learn/window_bound.h), or the whole
 /// period.
 ///
-/// The bound leaves out that a link idles while there is no room, the costs per move, and processor
-/// time.
+/// Processor time. Let W be what the bytes of the two counts cost the processor, over the whole
+/// period. A window takes at least as long as computing and the processor time of what passes in it
+/// together, and at least as long as its links take. Let p be the most processor time that a link
+/// can cause in a second: then of a window of T seconds, at least (1 - p) T are left without it. So
+/// a period also takes at least W, and for each window the longer of computing and 1 - p times its
+/// links' time.
+///
+/// The bound leaves out that a link idles while there is no room, the costs per move, and the
+/// processor time of letting go what has a copy below.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);
 
 }  // namespace tencache

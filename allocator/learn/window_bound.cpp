@@ -29,11 +29,12 @@ uint64_t bytes_that_never_leave(const TraceIndex& index) {
 /// One window at a time: it begins, and is then extended from border to border.
 class Windows {
  public:
-  Windows(const TraceIndex& index, const Machine& machine, Tick begin)
+  Windows(const TraceIndex& index, const Machine& machine, Tick begin, double link_share)
       : index_(index),
         trace_(index.trace()),
         machine_(machine),
         begin_(begin),
+        link_share_(link_share),
         // An op that names more than the budget exceeds it, and what it named may stay.
         budget_bytes_(std::max(machine.budget_bytes, trace_.largest_op_bytes())),
         fixed_bytes_(bytes_that_never_leave(index)),
@@ -53,6 +54,9 @@ class Windows {
         const WindowTimes window = times();
         WindowTimes& there = least[last + 1];
         there.step_ns = std::max(there.step_ns, least[first].step_ns + window.step_ns);
+        there.with_shared_links_ns =
+            std::max(there.with_shared_links_ns,
+                     least[first].with_shared_links_ns + window.with_shared_links_ns);
         there.write_ns = std::max(there.write_ns, least[first].write_ns + window.write_ns);
       }
     }
@@ -203,17 +207,18 @@ class Windows {
     };
     const uint64_t read_ns = transfer_ns(read_bytes(budget_bytes_), machine_.read_bytes_per_s);
     const uint64_t write_ns = transfer_ns(written_bytes(budget_bytes_), machine_.write_bytes_per_s);
-    uint64_t step_ns = std::max(compute_ns_, with_computing(read_ns, write_ns));
-    if (machine_.is_half_duplex) step_ns = std::max(step_ns, machine_.both_ns(read_ns, write_ns));
+    uint64_t link_ns = with_computing(read_ns, write_ns);
+    if (machine_.is_half_duplex) link_ns = std::max(link_ns, machine_.both_ns(read_ns, write_ns));
     if (machine_.host_bytes > 0) {
       const uint64_t room_bytes = budget_bytes_ + machine_.host_bytes;
       const uint64_t disk_read_ns =
           transfer_ns(read_bytes(room_bytes), machine_.disk_read_bytes_per_s);
       const uint64_t disk_write_ns =
           transfer_ns(written_bytes(room_bytes), machine_.disk_write_bytes_per_s);
-      step_ns = std::max(step_ns, with_computing(disk_read_ns, disk_write_ns));
+      link_ns = std::max(link_ns, with_computing(disk_read_ns, disk_write_ns));
     }
-    return {step_ns, write_ns};
+    const auto shared_ns = static_cast<uint64_t>(link_share_ * static_cast<double>(link_ns));
+    return {std::max(compute_ns_, link_ns), std::max(compute_ns_, shared_ns), write_ns};
   }
 
   // The longer of two times: the reads and then the last op, which computes when all is read; or
@@ -227,6 +232,7 @@ class Windows {
   const Trace& trace_;
   const Machine& machine_;
   const Tick begin_;  // places count from here
+  const double link_share_;
   const uint64_t budget_bytes_;
   const uint64_t fixed_bytes_;
   std::vector<uint32_t> borders_;     // where a window may begin or end, in order
@@ -246,8 +252,9 @@ class Windows {
 
 }  // namespace
 
-WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin) {
-  return Windows(index, machine, begin).longest();
+WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin,
+                            double link_share) {
+  return Windows(index, machine, begin, link_share).longest();
 }
 
 }  // namespace tencache

@@ -23,13 +23,17 @@
 namespace tencache {
 
 /// The longest times that any sequence of consecutive windows takes. Each is a maximum by itself,
-/// so the two may come from different sequences.
+/// so they may come from different sequences.
 struct WindowTimes {
-  uint64_t step_ns = 0;   // computing or the slowest link of each window, whichever takes longer
+  uint64_t step_ns = 0;  // computing or the slowest link of each window, whichever takes longer
+  // The same if the links took only `link_share` of their time.
+  uint64_t with_shared_links_ns = 0;
   uint64_t write_ns = 0;  // writing from the device alone
 };
 
-/// The windows go from tick `begin` round to that tick again. REQUIRES: what make_plan() requires.
-WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin);
+/// The windows go from tick `begin` round to that tick again. `link_share` is 0 to 1. REQUIRES:
+/// what make_plan() requires.
+WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin,
+                            double link_share);
 
 }  // namespace tencache

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bound against plans at random, on machines at random: one tier below the device or two, links
-// that carry both directions at once or in turn. No plan may be faster. TENCACHE_TEST_PLANS says
+// that carry both directions at once or in turn, moves with and without processor time. No plan may be faster. TENCACHE_TEST_PLANS says
 // how many plans are played.
 #include <gtest/gtest.h>
 
@@ -32,12 +32,22 @@ double random_speed(Random& random, uint64_t ns_per_byte_max) {
   return 1e9 / static_cast<double>(random.between(1, ns_per_byte_max));
 }
 
+/// A random processor time of a byte, in eighths of a nanosecond.
+double random_work(Random& random, uint64_t eighths_max) {
+  return static_cast<double>(random.between(0, eighths_max)) / 8;
+}
+
 Machine random_machine(Random& random, const Trace& trace) {
   const uint64_t least = trace.largest_op_bytes();
   const uint64_t peak = trace.peak_bytes();
   Machine machine = byte_per_ns(random.between(least, std::max(least, peak)));
   machine.read_bytes_per_s = random_speed(random, 4);
   machine.write_bytes_per_s = random_speed(random, 4);
+  if (random.chance(0.5)) {
+    machine.read_work_ns_per_byte = random_work(random, 8);
+    machine.write_work_ns_per_byte = random_work(random, 8);
+    machine.drop_work_ns_per_byte = random_work(random, 8);
+  }
   machine.is_half_duplex = random.chance(0.3);
   if (machine.is_half_duplex || random.chance(0.5)) return machine;
   uint64_t largest = 0;

@@ -165,6 +165,33 @@ TEST(BoundTest, AHalfDuplexLinkCarriesOneAfterTheOther) {
   EXPECT_NEAR(bound_ns(trace, machine), 40, 1) << "so much more does it carry at once";
 }
 
+TEST(BoundTest, ProcessorTimeOfMovesComesBesidesComputing) {
+  Machine machine = {10, 1e9, 1e9};
+  machine.read_work_ns_per_byte = 2;
+  EXPECT_NEAR(bound_ns(three_in_turn(), machine), 300 + 60, 1) << "30 bytes are read";
+  Trace trace = three_in_turn();
+  for (TraceOp& op : trace.ops) op.accesses[0].is_write = true;
+  machine.write_work_ns_per_byte = 1;
+  machine.drop_work_ns_per_byte = 3;
+  EXPECT_NEAR(bound_ns(trace, machine), 300 + 60 + 80, 1) << "20 bytes are written and let go";
+}
+
+TEST(BoundTest, ProcessorTimeOfMovesHidesWhileTheLinkIsWaitedFor) {
+  Machine machine = {10, 1e9, 1e9};
+  machine.read_work_ns_per_byte = 0.5;
+  Trace trace = three_in_turn();
+  EXPECT_NEAR(bound_ns(trace, machine), 330, 1) << "each op waits for its 10 bytes";
+  // The first op begins with what the others need, so that nothing need wait.
+  machine = {30, 1e9, 1e9};
+  trace.ops[0].compute_ns = 1000;
+  trace.tensors.resize(6, {10, kNoTick, kNoTick});
+  trace.ops[1].accesses = {{3, false}, {4, false}};
+  machine.read_work_ns_per_byte = 0.5;
+  const auto read_bytes = static_cast<double>(bound_bytes_read(trace, 30));
+  EXPECT_GT(read_bytes, 0);
+  EXPECT_NEAR(bound_ns(trace, machine), 1200 + read_bytes / 2, 1) << "a half of the link is left";
+}
+
 TEST(BoundTest, WhatNeitherTierHoldsPassesTheDisk) {
   Machine machine{.budget_bytes = 20, .read_bytes_per_s = 1e9, .write_bytes_per_s = 1e9};
   machine.host_bytes = 10;
