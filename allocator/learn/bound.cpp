@@ -133,24 +133,14 @@ class FractionalBelady {
   uint64_t read_bytes_ = 0;
 };
 
-// The processor time of writing a byte and letting it go.
-double write_work_ns_per_byte(const Machine& machine) {
-  return machine.write_work_ns_per_byte + machine.drop_work_ns_per_byte;
-}
-
-// The most processor time that the link to the device can cause while it is busy, over its time.
-double work_per_link_time(const Machine& machine) {
+// The most processor time that reading and writing can cause while the link to the device is busy,
+// over that time. Neither direction of a half-duplex link is faster than it is alone.
+double work_of_busy_link(const Machine& machine) {
   const double reading = 1e-9 * machine.read_bytes_per_s * machine.read_work_ns_per_byte;
-  const double writing = 1e-9 * machine.write_bytes_per_s * write_work_ns_per_byte(machine);
+  const double writing = 1e-9 * machine.write_bytes_per_s * machine.write_work_ns_per_byte;
   if (!machine.is_half_duplex) return reading + writing;
-  return machine.gain_of_both * std::max(reading, writing);
-}
-
-// The processor time of reading so many bytes, and of writing what takes the link so long.
-uint64_t least_work_ns(const Machine& machine, uint64_t read_bytes, uint64_t write_ns) {
-  const double write_bytes = 1e-9 * static_cast<double>(write_ns) * machine.write_bytes_per_s;
-  return static_cast<uint64_t>(static_cast<double>(read_bytes) * machine.read_work_ns_per_byte +
-                               write_bytes * write_work_ns_per_byte(machine));
+  const double share_of_other = std::min(machine.gain_of_both, 2.0) - 1;
+  return std::max(reading, writing) + share_of_other * std::min(reading, writing);
 }
 
 }  // namespace
@@ -165,15 +155,18 @@ uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
   // A burst may lie across the border of the period, where an optimizer's step follows the end of
   // the backward pass.
   const TraceIndex index(trace);
-  const double link_share = 1 - std::min(1.0, work_per_link_time(machine));
-  const WindowTimes from_begin = longest_windows(index, machine, 0, link_share);
-  const WindowTimes from_middle =
-      longest_windows(index, machine, trace.tick_count() / 2, link_share);
+  const double share = 1 - std::min(1.0, work_of_busy_link(machine));
+  const WindowTimes from_begin = longest_windows(index, machine, 0, share);
+  const WindowTimes from_middle = longest_windows(index, machine, trace.tick_count() / 2, share);
   const uint64_t write_ns = std::max(from_begin.write_ns, from_middle.write_ns);
-  const uint64_t work_ns = least_work_ns(machine, read_bytes, write_ns);
-  uint64_t step_ns = std::max({read_ns, from_begin.step_ns, from_middle.step_ns,
-                               work_ns + from_begin.with_shared_links_ns,
-                               work_ns + from_middle.with_shared_links_ns});
+  const auto write_bytes =
+      static_cast<uint64_t>(1e-9 * static_cast<double>(write_ns) * machine.write_bytes_per_s);
+  const uint64_t move_work_ns = machine.work_ns(read_bytes, write_bytes, 0);
+  const uint64_t work_ns =
+      machine.work_ns(read_bytes, write_bytes, std::max(read_bytes, write_bytes));
+  uint64_t step_ns = std::max(
+      {read_ns, from_begin.step_ns, from_middle.step_ns, trace.compute_ns() + work_ns,
+       move_work_ns + from_begin.beside_work_ns, move_work_ns + from_middle.beside_work_ns});
   if (machine.is_half_duplex) step_ns = std::max(step_ns, machine.both_ns(read_ns, write_ns));
   if (machine.host_bytes > 0) {
     const uint64_t room_bytes = machine.budget_bytes + machine.host_bytes;

@@ -40,18 +40,22 @@ uint64_t bound_bytes_read(const Trace& trace, uint64_t budget_bytes);
 ///  - Disk. Both counts hold here, too, with B + H bytes for what need not be on the disk.
 /// A link takes the bytes over its speed; one that is half duplex takes the sum for reads and
 /// writes. Nothing that moves in one window moves in the next, so the times of consecutive windows
-/// add up. The bound is the longest sequence of windows (learn/window_bound.h), or the whole
-/// period.
+/// add up to the longest sequence of windows (learn/window_bound.h). The bound is that, or the
+/// longest of the times for the whole period.
 ///
-/// Processor time. Let W be what the bytes of the two counts cost the processor, over the whole
-/// period. A window takes at least as long as computing and the processor time of what passes in it
-/// together, and at least as long as its links take. Let p be the most processor time that a link
-/// can cause in a second: then of a window of T seconds, at least (1 - p) T are left without it. So
-/// a period also takes at least W, and for each window the longer of computing and 1 - p times its
-/// links' time.
+/// Processor time. An op computes as long as it would if nothing moved, and what moves takes its
+/// processor time from the program, unless the program waits meanwhile. So a period takes at least
+/// computing and the processor time of the least bytes together: those of bound_bytes_read(), and
+/// those that the windows must write. In the long run as many leave as are read.
 ///
-/// The bound leaves out that a link idles while there is no room, the costs per move, and the
-/// processor time of letting go what has a copy below.
+/// Waits hide some of that time, but no more than a busy link can cause. Let p be the most that a
+/// link can cause in a second by reading and writing. Of T seconds, (1 - p) T are free of it. So a
+/// period takes at least the processor time of reading and writing the least bytes, and besides,
+/// for each window, computing or (1 - p) times its links' time. (Letting go of what has a copy
+/// below is not counted here, because no link limits it.)
+///
+/// The bound leaves out that a link idles while there is no room, the costs per move, and what disk
+/// and host memory cost the processor.
 uint64_t bound_step_ns(const Trace& trace, const Machine& machine);
 
 }  // namespace tencache

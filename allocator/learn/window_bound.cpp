@@ -29,12 +29,12 @@ uint64_t bytes_that_never_leave(const TraceIndex& index) {
 /// One window at a time: it begins, and is then extended from border to border.
 class Windows {
  public:
-  Windows(const TraceIndex& index, const Machine& machine, Tick begin, double link_share)
+  Windows(const TraceIndex& index, const Machine& machine, Tick begin, double share_without_work)
       : index_(index),
         trace_(index.trace()),
         machine_(machine),
         begin_(begin),
-        link_share_(link_share),
+        share_without_work_(share_without_work),
         // An op that names more than the budget exceeds it, and what it named may stay.
         budget_bytes_(std::max(machine.budget_bytes, trace_.largest_op_bytes())),
         fixed_bytes_(bytes_that_never_leave(index)),
@@ -54,9 +54,8 @@ class Windows {
         const WindowTimes window = times();
         WindowTimes& there = least[last + 1];
         there.step_ns = std::max(there.step_ns, least[first].step_ns + window.step_ns);
-        there.with_shared_links_ns =
-            std::max(there.with_shared_links_ns,
-                     least[first].with_shared_links_ns + window.with_shared_links_ns);
+        there.beside_work_ns =
+            std::max(there.beside_work_ns, least[first].beside_work_ns + window.beside_work_ns);
         there.write_ns = std::max(there.write_ns, least[first].write_ns + window.write_ns);
       }
     }
@@ -205,34 +204,50 @@ class Windows {
     const auto written_bytes = [&](uint64_t room_bytes) {
       return rest(written_bytes_, rest(room_bytes, in_the_way_at_end));
     };
-    const uint64_t read_ns = transfer_ns(read_bytes(budget_bytes_), machine_.read_bytes_per_s);
-    const uint64_t write_ns = transfer_ns(written_bytes(budget_bytes_), machine_.write_bytes_per_s);
-    uint64_t link_ns = with_computing(read_ns, write_ns);
-    if (machine_.is_half_duplex) link_ns = std::max(link_ns, machine_.both_ns(read_ns, write_ns));
+    const Passing device{transfer_ns(read_bytes(budget_bytes_), machine_.read_bytes_per_s),
+                         transfer_ns(written_bytes(budget_bytes_), machine_.write_bytes_per_s)};
+    Passing disk;
     if (machine_.host_bytes > 0) {
       const uint64_t room_bytes = budget_bytes_ + machine_.host_bytes;
-      const uint64_t disk_read_ns =
-          transfer_ns(read_bytes(room_bytes), machine_.disk_read_bytes_per_s);
-      const uint64_t disk_write_ns =
-          transfer_ns(written_bytes(room_bytes), machine_.disk_write_bytes_per_s);
-      link_ns = std::max(link_ns, with_computing(disk_read_ns, disk_write_ns));
+      disk = {transfer_ns(read_bytes(room_bytes), machine_.disk_read_bytes_per_s),
+              transfer_ns(written_bytes(room_bytes), machine_.disk_write_bytes_per_s)};
     }
-    const auto shared_ns = static_cast<uint64_t>(link_share_ * static_cast<double>(link_ns));
-    return {std::max(compute_ns_, link_ns), std::max(compute_ns_, shared_ns), write_ns};
+    return {duration_ns(device, disk),
+            duration_ns(device.times(share_without_work_), disk.times(share_without_work_)),
+            device.write_ns};
+  }
+
+  /// How long the bytes that must pass a link in the window take it.
+  struct Passing {
+    uint64_t read_ns = 0;
+    uint64_t write_ns = 0;
+
+    Passing times(double share) const {
+      return {static_cast<uint64_t>(share * static_cast<double>(read_ns)),
+              static_cast<uint64_t>(share * static_cast<double>(write_ns))};
+    }
+  };
+
+  uint64_t duration_ns(const Passing& device, const Passing& disk) const {
+    uint64_t ns = std::max({compute_ns_, with_computing(device), with_computing(disk)});
+    if (machine_.is_half_duplex) {
+      ns = std::max(ns, machine_.both_ns(device.read_ns, device.write_ns));
+    }
+    return ns;
   }
 
   // The longer of two times: the reads and then the last op, which computes when all is read; or
   // the first op and then the writes, none of which leaves before that op ends.
-  uint64_t with_computing(uint64_t read_ns, uint64_t write_ns) const {
-    return std::max(read_ns == 0 ? 0 : read_ns + op_at(last_place_).compute_ns,
-                    write_ns == 0 ? 0 : write_ns + op_at(first_place_).compute_ns);
+  uint64_t with_computing(const Passing& link) const {
+    return std::max(link.read_ns == 0 ? 0 : link.read_ns + op_at(last_place_).compute_ns,
+                    link.write_ns == 0 ? 0 : link.write_ns + op_at(first_place_).compute_ns);
   }
 
   const TraceIndex& index_;
   const Trace& trace_;
   const Machine& machine_;
   const Tick begin_;  // places count from here
-  const double link_share_;
+  const double share_without_work_;
   const uint64_t budget_bytes_;
   const uint64_t fixed_bytes_;
   std::vector<uint32_t> borders_;     // where a window may begin or end, in order
@@ -253,8 +268,8 @@ class Windows {
 }  // namespace
 
 WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin,
-                            double link_share) {
-  return Windows(index, machine, begin, link_share).longest();
+                            double share_without_work) {
+  return Windows(index, machine, begin, share_without_work).longest();
 }
 
 }  // namespace tencache

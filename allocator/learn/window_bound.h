@@ -26,14 +26,16 @@ namespace tencache {
 /// so they may come from different sequences.
 struct WindowTimes {
   uint64_t step_ns = 0;  // computing or the slowest link of each window, whichever takes longer
-  // The same if the links took only `link_share` of their time.
-  uint64_t with_shared_links_ns = 0;
+  // The same with only the share of the links' time that is free of processor time. It comes beside
+  // the processor time of what moves.
+  uint64_t beside_work_ns = 0;
   uint64_t write_ns = 0;  // writing from the device alone
 };
 
-/// The windows go from tick `begin` round to that tick again. `link_share` is 0 to 1. REQUIRES:
-/// what make_plan() requires.
+/// The windows go from tick `begin` round to that tick again. `share_without_work` is the share of
+/// a link's time, from 0 to 1, that is free of processor time however much the link carries.
+/// REQUIRES: what make_plan() requires.
 WindowTimes longest_windows(const TraceIndex& index, const Machine& machine, Tick begin,
-                            double link_share);
+                            double share_without_work);
 
 }  // namespace tencache

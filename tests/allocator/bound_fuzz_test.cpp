@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The bound against plans at random, on machines at random: one tier below the device or two, links
-// that carry both directions at once or in turn, moves with and without processor time. No plan may be faster. TENCACHE_TEST_PLANS says
-// how many plans are played.
+// that carry both directions at once or in turn, moves with and without processor time. No plan may
+// be faster. TENCACHE_TEST_PLANS says how many plans are played.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,6 +49,7 @@ Machine random_machine(Random& random, const Trace& trace) {
     machine.drop_work_ns_per_byte = random_work(random, 8);
   }
   machine.is_half_duplex = random.chance(0.3);
+  if (machine.is_half_duplex && random.chance(0.5)) machine.gain_of_both = 1.5;
   if (machine.is_half_duplex || random.chance(0.5)) return machine;
   uint64_t largest = 0;
   for (const TraceTensor& tensor : trace.tensors) largest = std::max(largest, tensor.bytes);
@@ -57,6 +58,13 @@ Machine random_machine(Random& random, const Trace& trace) {
       machine.host_headroom_bytes + random.between(largest, std::max(largest, peak / 2));
   machine.disk_read_bytes_per_s = random_speed(random, 8);
   machine.disk_write_bytes_per_s = random_speed(random, 8);
+  return machine;
+}
+
+Machine without_work(Machine machine) {
+  machine.read_work_ns_per_byte = 0;
+  machine.write_work_ns_per_byte = 0;
+  machine.drop_work_ns_per_byte = 0;
   return machine;
 }
 
@@ -99,6 +107,7 @@ TEST(BoundFuzzTest, NoPlanIsFaster) {
                               .compute_ns_max = random.chance(0.2) ? 0u : 2000u});
     const Machine machine = random_machine(random, trace);
     const uint64_t bound_ns = bound_step_ns(trace, machine);
+    const uint64_t bound_without_work_ns = bound_step_ns(trace, without_work(machine));
     const std::vector<Gap> gaps = gaps_of(trace);
     for (int number = 0; number < kPlansPerMachine; ++number) {
       const Simulation simulation =
@@ -110,6 +119,9 @@ TEST(BoundFuzzTest, NoPlanIsFaster) {
       ASSERT_LE(bound_bytes_read(trace, machine.budget_bytes), simulation.bytes_read)
           << "round " << round << ", plan " << number;
       ASSERT_LE(bound_ns, simulation.step_ns + rounding_ns(simulation))
+          << "round " << round << ", plan " << number << ", host " << machine.host_bytes;
+      ASSERT_LE(bound_without_work_ns,
+                simulation.step_ns - simulation.work_ns + rounding_ns(simulation))
           << "round " << round << ", plan " << number << ", host " << machine.host_bytes;
     }
   }
