@@ -7,13 +7,16 @@
 //
 // A new option takes:
 //   1. a member of Options, with its default, and a row here; kRows has one more
-//   2. where the engine obeys it, a member of EngineConfig, CpuDeviceConfig or CudaDeviceConfig,
-//      and the line that fills it (Runtime::engine_config or cpu_config in abi/runtime.cpp,
-//      gpu_config in abi/runtime_gpus.cpp); Engine::make_parts hands it to the part that obeys
+//   2. a member of the configuration of the part that obeys, and the line that fills it:
+//      EngineConfig, CpuDeviceConfig, HeapConfig or DiskTierConfig in Runtime::engine_config,
+//      cpu_config or disk_config (abi/runtime.cpp); CudaDeviceConfig, and HeapConfig once more, in
+//      Runtime::gpu_config (abi/runtime_gpus.cpp). Engine::make_parts hands an engine's member on,
+//      CpuDevice::open_parts or CudaDevice::open_parts a device's. The runtime obeys a few itself.
 //   3. where only the machine tells whether a value will do, a check in Runtime::start: on the cuda
 //      backend a GPU is opened long after that
-//   4. in tests/allocator/options_test.cpp the count of rows, a text for it and its bounds; a test
-//      of what it does in the suite of the part that obeys
+//   4. in tests/allocator/options_test.cpp the count of rows, a text for it and its bounds; where a
+//      GPU obeys, a line in RuntimeGpusTest.OptionsReachTheGpu; a test of what it does in the suite
+//      of the part that obeys
 //   5. its row in docs/options.md (after `make build`, `.venv/bin/python -m tencache._options`
 //      prints the table), what it does in docs/cpu.md or docs/cuda.md, a line in CHANGELOG.md
 // Flags, keywords, variables and `tencache doctor` follow from the row. In a Python program, Python
