@@ -170,7 +170,7 @@ def core_preset(
         [*CTEST, "--preset", preset, *selection],
         environment=environment
         | clean_variables()
-        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))}
+        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES, more_than_cores=1))}
         | dict(variables or {}),
         live=True,
     )
@@ -233,7 +233,7 @@ def in_processes() -> tuple[str, ...]:
 
     Most of a test's time is a single thread that imports torch.
     """
-    count = jobs(TEST_BYTES)
+    count = jobs(TEST_BYTES, more_than_cores=1)
     return ("--numprocesses", str(count), "--dist", "loadgroup") if count > 1 else ()
 
 
@@ -364,7 +364,7 @@ def build_and_run_suites(suites: Sequence[str]) -> None:
         [*CTEST, "--preset", "release", "--tests-regex", f"^({'|'.join(suites)})$"],
         environment=variables
         | clean_variables()
-        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES))},
+        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES, more_than_cores=1))},
         live=True,
     )
 

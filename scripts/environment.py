@@ -204,8 +204,11 @@ def _fingerprint(environment: VirtualEnvironment) -> str:
     return digest.hexdigest()
 
 
-def jobs(bytes_each: int) -> int:
-    """How many jobs of that much memory can run at once here: at most one a core."""
+def jobs(bytes_each: int, more_than_cores: int = 0) -> int:
+    """How many jobs of that much memory can run at once here: one a core, and so many more.
+
+    More than one a core serve where jobs wait for disks or for processes that they start.
+    """
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in CONTAINER_LIMITS:
         # A container sees the machine's memory. If it may use less, this file holds that number of
@@ -213,7 +216,8 @@ def jobs(bytes_each: int) -> int:
         limit = path.read_text().strip() if path.exists() else ""
         if limit.isdigit():
             memory_bytes = min(memory_bytes, int(limit))
-    return max(1, min(len(os.sched_getaffinity(0)), memory_bytes // bytes_each))
+    count = len(os.sched_getaffinity(0)) + more_than_cores
+    return max(1, min(count, memory_bytes // bytes_each))
 
 
 def build_environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ constexpr int kPlansPerMachine = 10;
 
 uint64_t plan_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_PLANS")) return strtoull(text, nullptr, 10);
-  return kHasSanitizer ? 400 : 6000;
+  return kHasSanitizer ? 400 : 3000;
 }
 
 /// A random speed at which a byte takes a whole number of nanoseconds, so that times are not

@@ -21,7 +21,7 @@ namespace {
 
 uint64_t step_count() {
   if (const char* text = std::getenv("TENCACHE_TEST_STEPS")) return strtoull(text, nullptr, 10);
-  return kHasSanitizer ? 10'000 : 50'000;
+  return kHasSanitizer ? 10'000 : 25'000;
 }
 
 /// Returns an error text if use has exceeded the budget by more than the counted excess, else "".
