@@ -26,12 +26,12 @@
 //      DiskTier::sync_mutex_      lets one thread at a time wait for buffered writes. It is an
 //                                 exception, too
 //   8. DiskTier, HostTier::mutex_ guard slots and channels, or blocks and chunks
-//   9. leaf locks                 every other mutex of allocator/, such as those of Flights,
-//                                 Moments, StreamQuarantine, BlockPool, FramePool, StreamNumbers
-//                                 and of the list of all StreamNumbers. Two are taken with another
-//                                 leaf lock held: CopyPause's in DeviceArena's, StreamQuarantine's
-//                                 in PinnedPool's. PinnedPool's destructor alone takes HostTier's
-//                                 with its own held
+//   9. leaf locks                 every other mutex of allocator/, such as those of
+//                                 UnannouncedWrites, Flights, Moments, StreamQuarantine, BlockPool,
+//                                 FramePool, StreamNumbers and of the list of all StreamNumbers.
+//                                 Two are taken with another leaf lock held: CopyPause's in
+//                                 DeviceArena's, StreamQuarantine's in PinnedPool's. PinnedPool's
+//                                 destructor alone takes HostTier's with its own held
 //  10. ProgramUse::mutex_         guards counts of the program's use, and is taken with one leaf
 //                                 lock held
 //      FreeMarks::mutex_          guards what is known of the frees that the device has come to,
