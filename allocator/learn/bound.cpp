@@ -156,18 +156,18 @@ uint64_t bound_step_ns(const Trace& trace, const Machine& machine) {
   // the backward pass.
   const TraceIndex index(trace);
   const double share = 1 - std::min(1.0, work_of_busy_link(machine));
-  const WindowTimes from_begin = longest_windows(index, machine, 0, share);
-  const WindowTimes from_middle = longest_windows(index, machine, trace.tick_count() / 2, share);
-  const uint64_t write_ns = std::max(from_begin.write_ns, from_middle.write_ns);
-  const auto write_bytes =
-      static_cast<uint64_t>(1e-9 * static_cast<double>(write_ns) * machine.write_bytes_per_s);
+  WindowTimes windows = longest_windows(index, machine, 0, share);
+  windows.take_longer(longest_windows(index, machine, trace.tick_count() / 2, share));
+  const auto write_bytes = static_cast<uint64_t>(1e-9 * static_cast<double>(windows.write_ns) *
+                                                 machine.write_bytes_per_s);
   const uint64_t move_work_ns = machine.work_ns(read_bytes, write_bytes, 0);
   const uint64_t work_ns =
       machine.work_ns(read_bytes, write_bytes, std::max(read_bytes, write_bytes));
-  uint64_t step_ns = std::max(
-      {read_ns, from_begin.step_ns, from_middle.step_ns, trace.compute_ns() + work_ns,
-       move_work_ns + from_begin.beside_work_ns, move_work_ns + from_middle.beside_work_ns});
-  if (machine.is_half_duplex) step_ns = std::max(step_ns, machine.both_ns(read_ns, write_ns));
+  uint64_t step_ns = std::max({read_ns, windows.step_ns, trace.compute_ns() + work_ns,
+                               move_work_ns + windows.beside_work_ns});
+  if (machine.is_half_duplex) {
+    step_ns = std::max(step_ns, machine.both_ns(read_ns, windows.write_ns));
+  }
   if (machine.host_bytes > 0) {
     const uint64_t room_bytes = machine.budget_bytes + machine.host_bytes;
     step_ns = std::max(

@@ -52,11 +52,9 @@ class Windows {
       for (size_t last = first; last + 1 < borders_.size(); ++last) {
         extend_window(borders_[last], borders_[last + 1]);
         const WindowTimes window = times();
-        WindowTimes& there = least[last + 1];
-        there.step_ns = std::max(there.step_ns, least[first].step_ns + window.step_ns);
-        there.beside_work_ns =
-            std::max(there.beside_work_ns, least[first].beside_work_ns + window.beside_work_ns);
-        there.write_ns = std::max(there.write_ns, least[first].write_ns + window.write_ns);
+        least[last + 1].take_longer({least[first].step_ns + window.step_ns,
+                                     least[first].beside_work_ns + window.beside_work_ns,
+                                     least[first].write_ns + window.write_ns});
       }
     }
     return least.back();

@@ -14,6 +14,7 @@
 // kBordersMax.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "learn/plan.h"
@@ -30,6 +31,13 @@ struct WindowTimes {
   // the processor time of what moves.
   uint64_t beside_work_ns = 0;
   uint64_t write_ns = 0;  // writing from the device alone
+
+  /// Takes each of the times that is longer in `other`.
+  void take_longer(const WindowTimes& other) {
+    step_ns = std::max(step_ns, other.step_ns);
+    beside_work_ns = std::max(beside_work_ns, other.beside_work_ns);
+    write_ns = std::max(write_ns, other.write_ns);
+  }
 };
 
 /// The windows go from tick `begin` round to that tick again. `share_without_work` is the share of
