@@ -146,6 +146,12 @@ def test_wheel() -> None:
     steps.summary()
 
 
+def variables_of_suites() -> dict[str, str]:
+    """The variables of programs under test, and how many suites ctest runs at once."""
+    count = jobs(SUITE_BYTES, more_than_cores=1)
+    return clean_variables() | {"CTEST_PARALLEL_LEVEL": str(count)}
+
+
 def core_preset(
     preset: str,
     targets: Sequence[str] = ("all",),
@@ -168,10 +174,7 @@ def core_preset(
     run(
         f"Suites of the core ({preset})",
         [*CTEST, "--preset", preset, *selection],
-        environment=environment
-        | clean_variables()
-        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES, more_than_cores=1))}
-        | dict(variables or {}),
+        environment=environment | variables_of_suites() | dict(variables or {}),
         live=True,
     )
 
@@ -362,9 +365,7 @@ def build_and_run_suites(suites: Sequence[str]) -> None:
     run(
         "Suites of what changed",
         [*CTEST, "--preset", "release", "--tests-regex", f"^({'|'.join(suites)})$"],
-        environment=variables
-        | clean_variables()
-        | {"CTEST_PARALLEL_LEVEL": str(jobs(SUITE_BYTES, more_than_cores=1))},
+        environment=variables | variables_of_suites(),
         live=True,
     )
 
